@@ -1,0 +1,27 @@
+# C11 atomics and futex: see atomics.h.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "atomics.h" nogil:
+    uint64_t load_acquire_64(const uint64_t *p)
+    uint64_t load_relaxed_64(const uint64_t *p)
+    uint64_t load_seq_cst_64(const uint64_t *p)
+    void store_release_64(uint64_t *p, uint64_t v)
+    void store_relaxed_64(uint64_t *p, uint64_t v)
+    void store_seq_cst_64(uint64_t *p, uint64_t v)
+    uint64_t add_64(uint64_t *p, uint64_t v)
+    uint64_t or_64(uint64_t *p, uint64_t v)
+    uint64_t and_64(uint64_t *p, uint64_t v)
+    int cas_64(uint64_t *p, uint64_t expected, uint64_t desired)
+    uint32_t load_acquire_32(const uint32_t *p)
+    uint32_t load_seq_cst_32(const uint32_t *p)
+    void store_release_32(uint32_t *p, uint32_t v)
+    void store_seq_cst_32(uint32_t *p, uint32_t v)
+    uint32_t add_32(uint32_t *p, uint32_t v)
+    uint32_t exchange_32(uint32_t *p, uint32_t v)
+    void fence_seq_cst()
+    void fence_acquire()
+    void fence_release()
+    int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns)
+    int futex_wake(uint32_t *word, int n)
+    uint64_t clock_mono_ns()
+    uint64_t clock_wall_ms()
