@@ -38,7 +38,8 @@ test-fast: setup ## the unit and api tests that are not slow
 	@PY=$(PY) ci/test fast
 
 crash: $(CRASH_VENV)/.installed ## the crash tests on a debug build (SANITIZE=1: with ASan and UBSan)
-	@$(CRASH_ENV) $(CRASH_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
+	@mkdir -p build
+	@$(CRASH_ENV) flock build/.lock $(CRASH_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
 	@$(CRASH_ENV) $(CRASH_RUN) PYTHONSAFEPATH=1 PY=$(CRASH_VENV)/bin/python ci/test crash
 
 bench: setup ## run every bench of perf/ beside its physical limit
@@ -47,7 +48,7 @@ bench: setup ## run every bench of perf/ beside its physical limit
 lint: setup types ## ruff, cython-lint, mypy --strict
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/cython-lint _native
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native  # it calls pycodestyle by name
 	@for pyx in $(wildcard _native/*.pyx); do test -f $${pyx%.pyx}.pyi || { echo "$$pyx has no .pyi"; exit 1; }; done
 
 types: $(VENV)/.installed ## mypy --strict alone
@@ -84,5 +85,5 @@ $(VENV)/.built: $(VENV)/.installed $(NATIVE)
 $(CRASH_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(CRASH_VENV)
 	$(CRASH_VENV)/bin/python -m pip install -q --disable-pip-version-check 'setuptools>=80' 'cython>=3.1'
-	$(CRASH_ENV) $(CRASH_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation '.[dev]'
+	TOPICSD_ONLY=none $(CRASH_ENV) $(CRASH_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation '.[dev]'
 	@touch $@

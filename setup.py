@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Extension, find_packages, setup
 
@@ -45,12 +46,13 @@ def make_view() -> None:
     wanted = {path.name: path for path in Path("topicsd").iterdir() if path.name != "__pycache__"}
     wanted |= {"_native": NATIVE, "api": Path("api")}
     for name, path in wanted.items():
-        link, target = package / name, os.path.relpath(path, package)
-        if not link.is_symlink() or os.readlink(link) != target:
+        link, target = package / name, Path(os.path.relpath(path, package))
+        if not link.is_symlink() or link.readlink() != target:
             link.unlink(missing_ok=True)
             link.symlink_to(target)
-    for stale in set(os.listdir(package)) - set(wanted):
-        (package / stale).unlink()
+    for link in package.iterdir():
+        if link.name not in wanted:
+            link.unlink()
 
 
 def extensions() -> list[Extension]:
@@ -69,7 +71,7 @@ def extensions() -> list[Extension]:
                 define_macros=[("TOPICSD_DEBUG", "1")] * DEBUG + [("CYTHON_TRACE", "1")] * TRACE,
                 extra_compile_args=COMPILE + SANITIZERS,
                 extra_link_args=SANITIZERS,
-                depends=headers,
+                depends=[*headers, "setup.py"],
             )
         )
     if not modules:
@@ -95,12 +97,12 @@ class View(Command):
     """`setup.py view` only lays the tree of links (for mypy and editors)."""
 
     description = "lay build/view/topicsd/"
-    user_options: list[tuple[str, str | None, str]] = []
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None: ...
     def finalize_options(self) -> None: ...
     def run(self) -> None:
-        pass  # make_view() has run already
+        make_view()
 
 
 make_view()
