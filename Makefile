@@ -45,7 +45,7 @@ crash: $(CRASH_VENV)/.installed ## the crash tests on a debug build (SANITIZE=1:
 bench: setup ## run every bench of perf/ beside its physical limit
 	@exec $(PY) perf/report.py
 
-lint: setup types ## ruff, cython-lint, mypy --strict
+lint: types ## ruff, cython-lint, mypy --strict
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint _native  # it calls pycodestyle by name

@@ -13,6 +13,7 @@ What the environment can say:
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -77,14 +78,18 @@ def extensions() -> list[Extension]:
     if not modules:
         return []
     from Cython.Build import cythonize
+    from Cython.Compiler.Errors import CompileError
 
-    return cythonize(
-        modules,
-        include_path=[str(VIEW)],
-        build_dir=f"{BUILD}/cython",
-        nthreads=JOBS if len(modules) > 1 else 0,
-        compiler_directives={"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "linetrace": TRACE},
-    )
+    try:
+        return cythonize(
+            modules,
+            include_path=[str(VIEW)],
+            build_dir=f"{BUILD}/cython",
+            nthreads=JOBS if len(modules) > 1 else 0,
+            compiler_directives={"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "linetrace": TRACE},
+        )
+    except CompileError as wrong:
+        sys.exit(f"{wrong} does not compile; nothing was built (TOPICSD_ONLY builds others alone)")
 
 
 def packages() -> list[str]:
