@@ -262,7 +262,7 @@ struct topic_slot {
     uint64_t durable_head;
     uint64_t earliest;      /* first live seq; head + 1 when empty */
     uint64_t cap_lost;      /* highest seq lost to caps (or to both, see ttl_lost) */
-    uint64_t ttl_lost;      /* evict_floor = max(cap_lost, ttl_lost) + 1 */
+    uint64_t ttl_lost;      /* evict_floor = max(cap_lost, ttl_lost, hole_lost) + 1 */
     uint64_t count, bytes;  /* live records */
     uint64_t last_write_ms; /* 0: never */
     uint64_t last_read_ms;  /* any worker, relaxed */
@@ -275,7 +275,9 @@ struct topic_slot {
     uint64_t shard;
     uint64_t queue_ready, queue_in_flight, queue_dead_lettered;
     uint64_t ephemeral_chunk; /* current chunk, 0 none */
-    uint64_t reserved[9];
+    uint64_t hole_lost;     /* highest seq of a hole that `earliest` has passed; a part of evict_floor like cap_lost */
+    uint64_t hole_reason;   /* its loss_reason */
+    uint64_t reserved[7];
     char name[NAME_BYTES_MAX + 1];
 };
 _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");

@@ -272,7 +272,9 @@ cdef extern from "layout.h" nogil:
         uint64_t queue_in_flight
         uint64_t queue_dead_lettered
         uint64_t ephemeral_chunk
-        uint64_t reserved[9]
+        uint64_t hole_lost
+        uint64_t hole_reason
+        uint64_t reserved[7]
         char name[NAME_BYTES_MAX + 1]
 
     ctypedef struct index_entry "struct index_entry":

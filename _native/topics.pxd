@@ -1,0 +1,50 @@
+# What happens to a topic when a batch becomes visible, and when records leave: publish, evict, expire, delete.
+#
+# One thread, the writer's. The shared slot is the topic's state (layout.h); beside it each topic may own heap memory that only the
+# writer needs: its idempotency window, its tag index, its ephemeral chunks.
+#
+# order of stores in `publish`          why
+#   index entries, then head (release)  a reader that sees the head finds the entry
+#   fence (seq_cst), then the watchers  a waiter sets its bit, fences, looks at the head: one of the two sees the other
+#   count, bytes, floors (relaxed)      each is right on its own; a reader that needs them together looks at head last
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from topicsd._native.dedupe cimport Dedupe
+from topicsd._native.ephemeral cimport Arena, ChunkList
+from topicsd._native.layout cimport frame_header, index_entry, topic_slot
+from topicsd._native.regions cimport Regions
+from topicsd._native.tags cimport Tags
+
+cdef struct Private:            # the writer's own memory of one topic
+    Dedupe *dedupe
+    Tags *tags
+    ChunkList chunks
+    int64_t written_ms          # monotonic: last write, for lowering an idle ceiling
+    uint8_t raised              # stands in the list of topics whose ceiling is above their head
+    uint8_t timed               # stands in the list of topics with a ttl
+
+cdef struct Core:
+    Regions *regions
+    Private **privates          # by slot, NULL until needed
+    Arena arena
+    index_entry *entries        # scratch: the entries of one batch
+    uint32_t entries_room
+    uint32_t *woken             # ring slots to ring at the end of the turn, as a bit mask
+    uint64_t bells
+    uint64_t wall_ms            # of this turn
+    int64_t mono_ms
+
+cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) noexcept nogil
+cdef void core_close(Core *core) noexcept nogil
+cdef Private *private_of(Core *core, uint32_t slot) noexcept nogil         # NULL when memory is short
+cdef void private_drop(Core *core, uint32_t slot) noexcept nogil
+cdef uint64_t batch_payload(const frame_header *frame, uint32_t *records, uint32_t *largest) noexcept nogil   # 0 records: malformed
+cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t source_position) noexcept nogil
+cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t records_max) noexcept nogil         # records lost
+cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil
+cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil
+cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const uint8_t *tag, uint32_t tag_bytes,
+                              uint64_t before_seq) noexcept nogil
+cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t cap_lost) noexcept nogil
+cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reason) noexcept nogil
+cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil

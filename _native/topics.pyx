@@ -1,0 +1,389 @@
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+
+from topicsd._native.atomics cimport and_64, fence_seq_cst, load_relaxed_64, store_relaxed_64, store_release_64
+from topicsd._native.dedupe cimport dedupe_free
+from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
+from topicsd._native.index cimport index_append, index_at, index_hole, index_trim
+from topicsd._native.layout cimport (
+    ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
+    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, TOPIC_QUEUE, entry_ext, key_section, record_entry,
+)
+from topicsd._native.ring cimport dirty_push
+from topicsd._native.tags cimport tags_add, tags_drop_below, tags_eq, tags_free, tags_new, tags_prefix, tags_remove
+
+cdef enum:
+    ENTRIES_FIRST = 1024
+
+
+cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) noexcept nogil:
+    memset(core, 0, sizeof(Core))
+    core.regions = regions
+    core.privates = <Private **>calloc(regions.control.topics_max, sizeof(Private *))
+    core.entries = <index_entry *>malloc(ENTRIES_FIRST * sizeof(index_entry))
+    core.entries_room = ENTRIES_FIRST
+    arena_reset(&core.arena, ephemeral_bytes_max)
+    return 0 if core.privates != NULL and core.entries != NULL else -1
+
+
+cdef void core_close(Core *core) noexcept nogil:
+    cdef uint64_t slot
+    if core.privates != NULL:
+        for slot in range(core.regions.control.topics_max):
+            if core.privates[slot] != NULL:
+                private_drop(core, <uint32_t>slot)
+    free(core.privates)
+    free(core.entries)
+    core.privates = NULL
+    core.entries = NULL
+
+
+cdef Private *private_of(Core *core, uint32_t slot) noexcept nogil:
+    if core.privates[slot] == NULL:
+        core.privates[slot] = <Private *>calloc(1, sizeof(Private))
+    return core.privates[slot]
+
+
+cdef void private_drop(Core *core, uint32_t slot) noexcept nogil:
+    cdef Private *own = core.privates[slot]
+    if own == NULL:
+        return
+    dedupe_free(own.dedupe)
+    if own.tags != NULL:
+        tags_free(own.tags)
+    arena_drop(&core.arena, core.regions, &own.chunks)
+    free(own)
+    core.privates[slot] = NULL
+
+
+cdef inline const record_entry *_first_entry(const frame_header *frame) noexcept nogil:
+    cdef const unsigned char *body = <const unsigned char *>frame + FRAME_HEADER_BYTES
+    cdef uint64_t skip = 0
+    if frame.flags & FRAME_FLAG_KEY:
+        skip = (sizeof(key_section) + (<const key_section *>body).key_bytes + 7) & ~<uint64_t>7
+    return <const record_entry *>(body + skip)
+
+
+cdef inline uint32_t _payload(const record_entry *entry) noexcept nogil:
+    return entry.data_bytes + entry.meta_bytes + entry.tag_bytes + entry.node_bytes
+
+
+cdef uint64_t batch_payload(const frame_header *frame, uint32_t *records, uint32_t *largest) noexcept nogil:
+    cdef const unsigned char *at = <const unsigned char *>_first_entry(frame)
+    cdef const unsigned char *end = <const unsigned char *>frame + frame.length
+    cdef const record_entry *entry
+    cdef uint64_t total = 0, inner
+    cdef uint32_t length, count = 0
+    records[0] = 0
+    largest[0] = 0
+    while count < frame.count:
+        if end - at < <int64_t>sizeof(record_entry):
+            return 0
+        entry = <const record_entry *>at
+        length = entry.length_flags & ENTRY_LENGTH_MASK
+        inner = <uint64_t>entry.data_bytes + entry.meta_bytes + entry.tag_bytes + entry.node_bytes
+        if inner + sizeof(record_entry) + (sizeof(entry_ext) if entry.length_flags & ENTRY_FLAG_EXT else 0) > length or length > end - at:
+            return 0
+        total += inner
+        if inner > largest[0]:
+            largest[0] = <uint32_t>inner
+        at += length
+        count += 1
+    if at != end:
+        return 0
+    records[0] = count
+    return total
+
+
+cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t source_position) noexcept nogil:
+    """Make a batch visible: index, tags, counters, head, caps, watchers. 0, or -1 when memory is short (nothing has changed)."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef Private *own = private_of(core, slot)
+    cdef const record_entry *entry = _first_entry(frame)
+    cdef index_entry *out
+    cdef uint64_t bytes = 0, seq = frame.base_seq
+    cdef uint32_t number
+    cdef bint tagged = False
+    if own == NULL:
+        return -1
+    if frame.count > core.entries_room:
+        out = <index_entry *>realloc(core.entries, frame.count * sizeof(index_entry))
+        if out == NULL:
+            return -1
+        core.entries = out
+        core.entries_room = frame.count
+    for number in range(frame.count):
+        out = &core.entries[number]
+        out.position = source_position + <uint64_t>(<const unsigned char *>entry - <const unsigned char *>frame)
+        out.bytes = _payload(entry)
+        out.flags = 0
+        out.ts = frame.ts
+        if entry.tag_bytes or entry.length_flags & ENTRY_FLAG_EMPTY_TAG:
+            out.flags = INDEX_TAGGED
+            tagged = True
+        bytes += out.bytes
+        entry = <const record_entry *>(<const unsigned char *>entry + (entry.length_flags & ENTRY_LENGTH_MASK))
+    if index_append(core.regions, topic, seq, core.entries, frame.count) != 0:
+        return -1
+    if tagged:
+        _index_tags(own, frame)
+    if topic.count == 0 and topic.earliest > topic.head:
+        store_relaxed_64(&topic.earliest, seq)
+    own.written_ms = core.mono_ms
+    store_relaxed_64(&topic.count, topic.count + frame.count)
+    store_relaxed_64(&topic.bytes, topic.bytes + bytes)
+    store_relaxed_64(&topic.last_write_ms, frame.ts)
+    _count_live(core, <int64_t>frame.count, <int64_t>bytes)
+    if topic.config.type == TOPIC_QUEUE:
+        store_relaxed_64(&topic.queue_ready, topic.queue_ready + frame.count)
+    store_release_64(&topic.head, seq + frame.count - 1)
+    evict(core, slot)
+    wake_watchers(core, slot)
+    return 0
+
+
+cdef void _index_tags(Private *own, const frame_header *frame) noexcept nogil:
+    cdef const record_entry *entry = _first_entry(frame)
+    cdef const uint8_t *tag
+    cdef uint32_t number
+    if own.tags == NULL:
+        own.tags = tags_new()
+        if own.tags == NULL:
+            return
+    for number in range(frame.count):
+        if entry.tag_bytes or entry.length_flags & ENTRY_FLAG_EMPTY_TAG:
+            tag = <const uint8_t *>entry + sizeof(record_entry) + entry.node_bytes
+            if entry.length_flags & ENTRY_FLAG_EXT:
+                tag += sizeof(entry_ext)
+            tags_add(own.tags, tag, entry.tag_bytes, frame.base_seq + number)
+        entry = <const record_entry *>(<const unsigned char *>entry + (entry.length_flags & ENTRY_LENGTH_MASK))
+
+
+cdef inline void _count_live(Core *core, int64_t records, int64_t bytes) noexcept nogil:
+    store_relaxed_64(&core.regions.control.records_live, core.regions.control.records_live + <uint64_t>records)
+    store_relaxed_64(&core.regions.control.bytes_live, core.regions.control.bytes_live + <uint64_t>bytes)
+
+
+cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil:
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef uint64_t mask
+    cdef int number
+    fence_seq_cst()
+    mask = load_relaxed_64(&topic.watchers)
+    if mask == 0:
+        return
+    and_64(&topic.watchers, ~mask)
+    for number in range(<int>RING_SLOTS_MAX):
+        if mask & (<uint64_t>1 << number):
+            dirty_push(&core.regions.rings[number], slot)
+    core.bells |= mask
+
+
+# ---- records that leave ---------------------------------------------------------------------------------------------------
+
+
+cdef uint64_t _next_live(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
+    """First live seq at or above `seq`, head + 1 when there is none. Deleted entries and holes are passed."""
+    cdef index_entry *entry
+    while seq <= topic.head:
+        entry = index_at(core.regions, topic, seq)
+        if entry == NULL:    # a whole page of a hole
+            seq += INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
+        elif entry.flags & (INDEX_DELETED | INDEX_HOLE):
+            seq += 1
+        else:
+            return seq
+    return topic.head + 1
+
+
+cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
+    """Move `earliest` to the first live seq at or above `seq`. A hole that it passes becomes part of the involuntary floor."""
+    cdef uint64_t before = topic.earliest, target = _next_live(core, topic, seq), last = 0, reason = LOSS_MIXED
+    cdef index_entry *entry
+    if topic.holes:
+        while before < target:
+            entry = index_at(core.regions, topic, before)
+            if entry == NULL:
+                before += INDEX_PAGE_ENTRIES - (before - topic.index_base) % INDEX_PAGE_ENTRIES
+                last = min(before, target) - 1
+            else:
+                if entry.flags & INDEX_HOLE:
+                    last = before
+                    reason = (entry.flags >> 8) & 0xFF
+                before += 1
+        if last > topic.hole_lost:
+            store_relaxed_64(&topic.hole_reason, reason)
+            store_release_64(&topic.hole_lost, last)
+    store_release_64(&topic.earliest, target)
+
+
+cdef void _remove_first(Core *core, topic_slot *topic, index_entry *entry) noexcept nogil:
+    store_relaxed_64(&topic.count, topic.count - 1)
+    store_relaxed_64(&topic.bytes, topic.bytes - entry.bytes)
+    if topic.config.type == TOPIC_QUEUE and topic.queue_ready:
+        store_relaxed_64(&topic.queue_ready, topic.queue_ready - 1)
+    _count_live(core, -1, -<int64_t>entry.bytes)
+    _advance(core, topic, topic.earliest + 1)
+
+
+cdef void _trim(Core *core, uint32_t slot) noexcept nogil:
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef Private *own = core.privates[slot]
+    index_trim(core.regions, topic, topic.earliest)
+    if own != NULL:
+        if own.tags != NULL:
+            tags_drop_below(own.tags, topic.earliest)
+        if own.chunks.oldest != NULL:
+            arena_trim(&core.arena, core.regions, &own.chunks, topic.earliest)
+
+
+cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil:
+    """Remove the oldest live records until the caps hold (D 5.3). The floor moves before anything is freed."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef uint64_t lost = 0, records = topic.config.cap_records, bytes = topic.config.cap_bytes
+    while topic.count and ((records and topic.count > records) or (bytes and topic.bytes > bytes)):
+        store_release_64(&topic.cap_lost, topic.earliest)
+        _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))
+        lost += 1
+    if lost:
+        _trim(core, slot)
+    return lost
+
+
+cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t records_max) noexcept nogil:
+    """Remove expired records, `now - ts > ttl` (D 5.2), at most `records_max` of them."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef uint64_t lost = 0, ttl_ms = topic.config.ttl_ms
+    cdef index_entry *entry
+    if ttl_ms == 0:
+        return 0
+    while topic.count and lost < records_max:
+        entry = index_at(core.regions, topic, topic.earliest)
+        if now_ms <= entry.ts or now_ms - entry.ts <= ttl_ms:
+            break
+        store_release_64(&topic.ttl_lost, topic.earliest)
+        _remove_first(core, topic, entry)
+        lost += 1
+    if lost:
+        _trim(core, slot)
+    return lost
+
+
+cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t cap_lost) noexcept nogil:
+    """Apply a floor frame: everything up to the higher of both is lost."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef uint64_t through = max(ttl_lost, cap_lost)
+    while topic.count and topic.earliest <= through:
+        _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))
+    if ttl_lost > topic.ttl_lost:
+        store_release_64(&topic.ttl_lost, ttl_lost)
+    if cap_lost > topic.cap_lost:
+        store_release_64(&topic.cap_lost, cap_lost)
+    _trim(core, slot)
+
+
+cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil:
+    """Delete every live record below `before_seq` (A 5). Counts from the shorter side; returns how many went."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef uint64_t seq, count = 0, bytes = 0, deleted, freed
+    cdef index_entry *entry
+    if before_seq > topic.head + 1:
+        before_seq = topic.head + 1
+    if topic.count == 0 or before_seq <= topic.earliest:
+        return 0
+    if before_seq - topic.earliest <= topic.head + 1 - before_seq:
+        seq = topic.earliest
+        while seq < before_seq:
+            entry = index_at(core.regions, topic, seq)
+            count += 1
+            bytes += entry.bytes
+            seq = _next_live(core, topic, seq + 1)
+        deleted = count
+        freed = bytes
+    else:
+        seq = _next_live(core, topic, before_seq)
+        while seq <= topic.head:
+            entry = index_at(core.regions, topic, seq)
+            count += 1
+            bytes += entry.bytes
+            seq = _next_live(core, topic, seq + 1)
+        deleted = topic.count - count
+        freed = topic.bytes - bytes
+    store_relaxed_64(&topic.count, topic.count - deleted)
+    store_relaxed_64(&topic.bytes, topic.bytes - freed)
+    if topic.config.type == TOPIC_QUEUE:
+        store_relaxed_64(&topic.queue_ready, topic.queue_ready - min(deleted, topic.queue_ready))
+    _count_live(core, -<int64_t>deleted, -<int64_t>freed)
+    _advance(core, topic, before_seq)
+    _trim(core, slot)
+    wake_watchers(core, slot)
+    return deleted
+
+
+cdef struct Deletion:
+    Core *core
+    topic_slot *topic
+    uint64_t before_seq, deleted, freed
+
+
+cdef int _delete_one(void *context, uint64_t seq) noexcept nogil:
+    cdef Deletion *deletion = <Deletion *>context
+    cdef topic_slot *topic = deletion.topic
+    cdef index_entry *entry
+    if seq < topic.earliest or seq >= deletion.before_seq or seq > topic.head:
+        return 0
+    entry = index_at(deletion.core.regions, topic, seq)
+    if entry == NULL or entry.flags & (INDEX_DELETED | INDEX_HOLE):
+        return 0
+    entry.flags |= INDEX_DELETED
+    deletion.deleted += 1
+    deletion.freed += entry.bytes
+    return 1
+
+
+cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const uint8_t *tag, uint32_t tag_bytes,
+                              uint64_t before_seq) noexcept nogil:
+    """Delete every live record below `before_seq` whose tag matches, found through the tag index (D 7.2)."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef Private *own = core.privates[slot]
+    cdef Deletion deletion
+    if own == NULL or own.tags == NULL:
+        return 0
+    memset(&deletion, 0, sizeof(deletion))
+    deletion.core = core
+    deletion.topic = topic
+    deletion.before_seq = min(before_seq, topic.head + 1)
+    if kind == MATCH_EQ:
+        tags_eq(own.tags, tag, tag_bytes, _delete_one, &deletion)
+    else:
+        tags_prefix(own.tags, tag, tag_bytes, _delete_one, &deletion)
+    if deletion.deleted == 0:
+        return 0
+    store_relaxed_64(&topic.count, topic.count - deletion.deleted)
+    store_relaxed_64(&topic.bytes, topic.bytes - deletion.freed)
+    store_relaxed_64(&topic.deleted_in_index, topic.deleted_in_index + deletion.deleted)
+    if topic.config.type == TOPIC_QUEUE:
+        store_relaxed_64(&topic.queue_ready, topic.queue_ready - min(deletion.deleted, topic.queue_ready))
+    _count_live(core, -<int64_t>deletion.deleted, -<int64_t>deletion.freed)
+    _advance(core, topic, topic.earliest)
+    _trim(core, slot)
+    wake_watchers(core, slot)
+    return deletion.deleted
+
+
+cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reason) noexcept nogil:
+    """Jump the head to `last_seq`: the seqs between were handed out and are lost, and a reader is told so."""
+    cdef topic_slot *topic = &core.regions.table[slot]
+    cdef bint was_empty = topic.earliest > topic.head
+    if last_seq <= topic.head:
+        return 0
+    if index_hole(core.regions, topic, topic.head + 1, last_seq, reason) != 0:
+        return -1
+    store_release_64(&topic.head, last_seq)
+    topic.next_seq = last_seq + 1
+    if was_empty:
+        store_relaxed_64(&topic.hole_reason, reason)
+        store_release_64(&topic.hole_lost, last_seq)
+        store_release_64(&topic.earliest, last_seq + 1)
+    wake_watchers(core, slot)
+    return 0
