@@ -1,0 +1,7 @@
+# XXH3-64: the checksum of frames, the hash of names, the hash that tells two bodies of one idempotency key apart.
+# It is not keyed: nothing that an attacker chooses may rely on it to be rare.
+from libc.stdint cimport uint64_t
+
+cdef extern from "hash.h" nogil:
+    uint64_t xxh3_64(const void *bytes, size_t length) noexcept                            # seed 0
+    uint64_t xxh3_64_seeded(const void *bytes, size_t length, uint64_t seed) noexcept
