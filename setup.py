@@ -6,7 +6,7 @@ Headers and pages of truth (.pxd) are found as `layout.h` and `from topicsd._nat
 What the environment can say:
   TOPICSD_DEBUG=1       -O1 -g, C assertions, bounds checks and fault points (build/debug instead of build)
   TOPICSD_SANITIZE=1    the same with AddressSanitizer and UBSan (build/sanitize)
-  TOPICSD_TRACE=1       line tracing for coverage (with either)
+  TOPICSD_TRACE=1       the debug build with line tracing, for coverage (build/trace)
   TOPICSD_ONLY="a b"    build these modules alone; "none" builds no module
 """
 
@@ -25,11 +25,12 @@ NATIVE = Path("_native")
 VIEW = Path("build/view")
 
 SANITIZE = os.environ.get("TOPICSD_SANITIZE") == "1"
-DEBUG = SANITIZE or os.environ.get("TOPICSD_DEBUG") == "1"
 TRACE = os.environ.get("TOPICSD_TRACE") == "1"
+DEBUG = SANITIZE or TRACE or os.environ.get("TOPICSD_DEBUG") == "1"
 ONLY = os.environ.get("TOPICSD_ONLY", "").split()
 JOBS = min(os.cpu_count() or 1, 8)
-BUILD = "build/sanitize" if SANITIZE else "build/debug" if DEBUG else "build"
+# One folder a flavour: neither Cython nor setuptools notices that flags have changed.
+BUILD = "build/" + "trace" * TRACE + "sanitize" * SANITIZE + "debug" * (DEBUG and not TRACE and not SANITIZE)
 
 # Wheels are portable: the compiler's baseline for the machine's family (SSE2 on x86-64), never -march=native.
 COMPILE = ["-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unused-but-set-variable"]
