@@ -30,7 +30,7 @@ DEBUG = SANITIZE or TRACE or os.environ.get("TOPICSD_DEBUG") == "1"
 ONLY = os.environ.get("TOPICSD_ONLY", "").split()
 JOBS = min(os.cpu_count() or 1, 8)
 # One folder a flavour: neither Cython nor setuptools notices that flags have changed.
-BUILD = "build/" + "trace" * TRACE + "sanitize" * SANITIZE + "debug" * (DEBUG and not TRACE and not SANITIZE)
+BUILD = "build/trace" if TRACE else "build/sanitize" if SANITIZE else "build/debug" if DEBUG else "build"
 
 # Wheels are portable: the compiler's baseline for the machine's family (SSE2 on x86-64), never -march=native.
 COMPILE = ["-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unused-but-set-variable"]
