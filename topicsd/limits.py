@@ -1,0 +1,87 @@
+"""Every bound of the server by name, with its reason. Those that an operator may move are the defaults of topicsd/settings.py."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+U64_MAX = 2**64 - 1
+
+# --- names ---------------------------------------------------------------------------------------------------------------
+
+NAME_BYTES_MAX = 255  # A §1.1; a topic slot in shared memory holds so many
+SYSTEM_PREFIX = "system."  # the server's own topics: clients read them, everything else is 403
+
+# --- one write (D §1.2) --------------------------------------------------------------------------------------------------
+
+BODY_BYTES_MAX = 64 * MIB  # backstop against batch size × record size
+BODY_BYTES_HARD_MAX = GIB  # a frame's length is 32 bits, and a spill slot is made as large as a body
+BATCH_RECORDS_MAX = 10_000  # bounds one append's latency and its frame
+RECORD_BYTES_MAX = MIB  # data + meta
+META_BYTES_MAX = 16 * KIB
+META_KEYS_MAX = 64
+TAG_BYTES_MAX = 256  # bounds an entry of the tag index
+NODE_BYTES_MAX = 128  # nodes are identifiers
+KEY_CHARS_MAX = 256  # idempotency key
+DEPTH_MAX = 128  # nesting of a body, counted from its root
+TAG_BYTES_HARD_MAX = 65_535  # lengths of tag and node in a record entry are 16 bits
+RECORD_BYTES_HARD_MAX = GIB
+
+# --- one read ------------------------------------------------------------------------------------------------------------
+
+DIFF_RECORDS = 256  # `limit` when it is absent or 0
+DIFF_RECORDS_MAX = 1000  # TOPICS_MAX_LIMIT
+DIFF_BYTES = MIB  # `max_batch_bytes` when it is absent or 0
+DIFF_BYTES_MAX = 8 * MIB
+DIFF_WAIT_MS_MAX = 30_000  # a long poll is cut here: proxies end idle requests at 60 s
+DIFF_THREAD_RECORDS = 256  # a larger page is rendered in a thread, so that a cold disk never blocks the loop
+PAGE_SIZE = 100  # lists
+PAGE_SIZE_MAX = 1000
+CURSOR_CHARS_MAX = 512  # a name of 255 bytes in base64 is 340
+METRICS_TOPICS_MAX = 1000  # per-topic gauges; above it topics_topic_metrics_truncated is 1
+
+# --- a request -----------------------------------------------------------------------------------------------------------
+
+GZIP_BYTES_MIN = KIB  # smaller answers grow or gain nothing
+GZIP_LEVEL = 1  # the bottleneck is the processor (A §0.3)
+RETRY_AFTER_S = 1  # the least that Retry-After may say
+MOVED_RETRIES_MAX = 8  # a topic deleted and made again between look-up and append, so many times in a row
+RING_FULL_WAIT_MS_MAX = 2_000  # a request waits so long for room in its worker's ring before it is told 429
+INFLATE_CHUNK_BYTES = 64 * KIB  # a gzipped body is inflated so many bytes at a time, under the body limit
+
+# --- keys ----------------------------------------------------------------------------------------------------------------
+
+API_KEYS_MAX = 1024  # every request compares all digests; an in-flight counter a key and worker stands in shared memory
+
+# --- resources (A §11); 0 is no limit ------------------------------------------------------------------------------------
+
+TOPICS_MAX = 100_000
+TOPICS_HARD_MAX = 1 << 20  # slots of the table in shared memory
+ROUTERS_MAX = 10_000
+WATCH_SESSIONS_MAX = 10_000
+SSE_CONNECTIONS_MAX = 10_000
+SSE_CONNECTIONS_PER_KEY_MAX = 1000
+INFLIGHT_PER_KEY_MAX = 1000
+IDEMPOTENCY_KEYS_MAX = 1_000_000  # a topic; a key is never forgotten early, so a full window refuses (429)
+CLAIM_RECORDS_MAX = 1000
+EPHEMERAL_BYTES_MAX = GIB
+
+# --- queues --------------------------------------------------------------------------------------------------------------
+
+LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
+CLAIM_JITTER_MS_MAX = 5_000
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1  # stored as given, clamped to ±1000 where it is used
+
+# --- processes -----------------------------------------------------------------------------------------------------------
+
+WORKERS_MAX = 31  # 2 × workers + 2 ring slots of 64
+LOG_SHARDS_MAX = 8
+GROUP_COMMIT_MS_MAX = 1000
+DRAIN_MS = 10_000
+DRAIN_MS_MAX = 600_000
+HEAD_MS_MAX = 10_000  # from a connection's first byte to the end of its request head
+BODY_IDLE_MS_MAX = 30_000  # between two pieces of a body
+KEEPALIVE_S = 75  # longer than the usual proxy's 60: the client closes first
+BACKLOG = 2048
+RESTART_BACKOFF_S_MAX = 1.0  # between two starts of a writer or keeper that keeps dying; the first restart is at once
+WRITER_STARTS_MAX = 20  # deaths in a row without getting ready; then the server gives up rather than loop for ever
