@@ -7,7 +7,7 @@ Any of them crosses the ring as JSON {"code", "message", "detail"} (`to_json`, `
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 Detail = dict[str, Any]
 
@@ -15,17 +15,18 @@ Detail = dict[str, Any]
 class TopicsError(Exception):
     """Carry a code that clients branch on, a message for people, and details."""
 
-    code: ClassVar[str] = "internal"
+    code: str = "internal"
 
     def __init__(self, message: str, detail: Detail | None = None, *, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.detail: Detail = detail or {}
-        self.error_code: str = code or self.code
+        if code is not None:
+            self.code = code
 
     def to_json(self) -> Detail:
         """Return {"code", "message"} and, unless empty, "detail"."""
-        body: Detail = {"code": self.error_code, "message": self.message}
+        body: Detail = {"code": self.code, "message": self.message}
         if self.detail:
             body["detail"] = self.detail
         return body
@@ -39,6 +40,24 @@ class ClientError(TopicsError):
 
 class ServerError(TopicsError):
     """Say that the server cannot serve the request now."""
+
+
+class EngineError(TopicsError):
+    """Say why the engine refuses a command; it crosses the ring by its code."""
+
+    def __init__(self, code: str, message: str, detail: Detail | None = None) -> None:
+        super().__init__(message, detail, code=code)
+
+
+class LockedError(TopicsError):
+    """Say which process holds a data directory."""
+
+    code = "locked"
+
+    def __init__(self, directory: str, holder: int) -> None:
+        super().__init__(f"{directory}: in use by process {holder}", {"directory": directory, "pid": holder})
+        self.directory = directory
+        self.holder = holder
 
 
 # --- the caller's ----------------------------------------------------------------------------------------------------------

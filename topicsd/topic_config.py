@@ -56,9 +56,9 @@ class TopicConfig:
         """Tell whether the class is fsync."""
         return self.durability == "fsync"
 
-    def resolved(self, existing_type: str | None = None) -> TopicConfig:
-        """Return this with a type: its own, else that of the existing topic, else "log" (CLARIFICATIONS Topics)."""
-        return self if self.type is not None else replace(self, type=existing_type or "log")
+    def of_type(self, kind: str) -> TopicConfig:
+        """Return the same config with this type: what the engine does where the request left it out (CLARIFICATIONS Topics)."""
+        return self if self.type == kind else replace(self, type=kind)
 
     @classmethod
     def from_json(cls, members: Mapping[str, Any], *, prefix: str = "", topic: str | None = None) -> TopicConfig:
