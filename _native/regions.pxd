@@ -41,11 +41,10 @@ cdef extern from "ring.h" nogil:
         uint64_t data_tail
         uint64_t head_seen
         uint64_t sequence
+        uint64_t claimed_token
         uint32_t claimed_bytes
         uint32_t claimed_kind
         uint32_t claimed_spill
-        uint32_t claimed
-        uint32_t outstanding
         uint32_t calls
         uint32_t rang_for
         uint32_t free_count

@@ -60,8 +60,9 @@ struct ring_memory {
     uint64_t data_tail CACHE_LINE; /* bytes committed */
     uint64_t head_seen;            /* last value read of `head` */
     uint64_t sequence;             /* of the next token; goes on when the slot is used again */
-    uint32_t claimed_bytes, claimed_kind, claimed_spill, claimed;
-    uint32_t outstanding, calls;   /* committed and not yet done; COMMAND_CALLs among them */
+    uint64_t claimed_token;        /* 0: nothing is claimed */
+    uint32_t claimed_bytes, claimed_kind, claimed_spill;
+    uint32_t calls;                /* COMMAND_CALLs claimed or committed, and not yet done */
     uint32_t rang_for;             /* the `writer_armed` for which this worker has rung the writer */
     uint32_t free_count;           /* of `free_indices` */
 
