@@ -1,0 +1,16 @@
+def append_answer(
+    topic: bytes,
+    first_seq: int,
+    count: int,
+    head: int,
+    *,
+    created: bool = False,
+    deduped: bool = False,
+    body_differs: bool = False,
+    return_seqs: bool = True,
+    total_us: int = 0,
+    wal_us: int = 0,
+    fsync_us: int = 0,
+) -> bytes: ...
+def number(value: int) -> bytes: ...
+def milliseconds(us: int) -> bytes: ...
