@@ -16,11 +16,11 @@
 # line.synced       syncer            release, after   frames carry a lower `synced`, publication waits a moment longer: never shorter,
 #                                     fdatasync        the sync has returned before the store
 # line.read_only    writer, syncer,   release          one more group is refused or tried; 0 -> errno by compare-and-swap,
-#                   preparer                           ENOSPC -> 0 by the preparer only
+#                   preparer                           back to 0 when there is room again
 # line.files, rows  writer            release on the   a reader that finds a position above the last row's file reads `files` again: the
 #                                     count            row stands before the first frame of its file is written
 # asked, prepared   futex words, seq_cst on both sides: store, fence, look at the sleeper's flag / set the flag, fence, look at the word
-# poison            any, once         release          0 -> errno; a second cause is dropped
+# poison            any, once         release          0 -> errno; a second cause is dropped. Only `resume` takes it back (writer)
 # tail (fd list)    under `lock`, held only to copy a few words
 #
 # Group: place (reserve a position, perhaps rotate) -> stamp and seal the frame -> queue -> ... -> flush. Memory of queued frames belongs to
@@ -54,6 +54,9 @@ cdef class Shard:
     cdef shard_line *line      # in shared memory after `attach`, else the shard's own
     cdef log_file_row *rows    # LOG_FILES_MAX rows, likewise
     cdef ShardState *state
+    cdef shard_line *own_line
+    cdef log_file_row *own_rows
+    cdef list kept             # frames that `append` copied, until the flush
 
     # Use these words instead of the shard's own: before `start`, at most once. Rows and counters are reset by `start`.
     # shard.attach(&regions.control.shards[n], regions.files + n * LOG_FILES_MAX)
@@ -99,3 +102,20 @@ cdef class Shard:
     # After poisoning by ENOSPC: go on in a new file. 0: the shard takes writes again. `previous_end` is `written` unless the caller knows
     # that less was published.
     cdef int resume(self, uint64_t previous_end) noexcept nogil
+
+    # private
+    cdef void close_files(self) noexcept nogil
+    cdef void forget_group(self) noexcept nogil
+    cdef void begin_file_group(self) noexcept nogil
+    cdef void poison_with(self, int error) noexcept nogil
+    cdef void clear_read_only(self) noexcept nogil
+    cdef int have_next(self, uint64_t frame_bytes) noexcept nogil
+    cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil
+    cdef int rotate(self, uint64_t previous_end) noexcept nogil
+    cdef void add_row(self, uint64_t first_position, uint64_t bytes) noexcept nogil
+    cdef int sync_pass(self) noexcept nogil
+    cdef void count_sync(self, uint64_t took_us) noexcept nogil
+    cdef void ring(self, control *bell) noexcept nogil
+    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw, uint64_t total) noexcept nogil
+    cdef make_directory(self)
+    cdef sync_file(self, bytes path)

@@ -1,0 +1,891 @@
+"""The append side of a shard's log: place, group, write, rotate, sync, prepare, and what to do when the disk fails."""
+
+import os
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+from posix.fcntl cimport O_CREAT, O_RDWR, O_TRUNC
+from posix.uio cimport iovec
+
+from topicsd._native.atomics cimport (
+    add_32, cas_64, clock_mono_ns, clock_wall_ms, fence_seq_cst, futex_wait, futex_wake, load_acquire_64, load_relaxed_64, load_seq_cst_32,
+    load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
+)
+from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem
+from topicsd._native.frame cimport frame_body, frame_seal
+from topicsd._native.layout cimport (
+    FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_MARK, FRAME_START, FSYNC_BUCKETS, LOG_FILES_MAX, LOG_FORMAT_VERSION, control, frame_header,
+    log_file_row, shard_line, start_body,
+)
+from topicsd._native.log_walk cimport WalkReport
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes)
+    int pthread_mutex_lock(pthread_mutex_t *mutex)
+    int pthread_mutex_unlock(pthread_mutex_t *mutex)
+    int pthread_mutex_destroy(pthread_mutex_t *mutex)
+
+cdef enum:
+    PARTS_MAX = 4096                  # frames in a group; a longer one is flushed in between
+    PAGE_BYTES = 4096                 # files are whole pages
+    FILL_BYTES = 256 << 10            # a write of zeroes
+    FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
+    FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled
+    PATH_BYTES = 4096
+    PREPARE_RETRY_NS = 200 * 1000000
+    IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
+    ARMED_IDLE = 1                    # the syncer sleeps until something is written
+    ARMED_TIMED = 2                   # it sleeps to the end of the interval; only ask_sync may wake it
+
+cdef struct ShardState:
+    const Files *files
+    const char *directory
+    uint16_t number
+    uint64_t first_file_bytes, file_bytes, reserve_bytes, group_commit_ns
+    uint64_t generation
+    uint8_t boot_id[16]
+    bint running
+    # the writer's
+    TailFile current
+    uint64_t end                      # position after the last placed frame
+    uint64_t group_start              # position of the first byte of the group
+    bint group_has_start              # the group begins with the START of a new file
+    uint32_t placed, queued           # frames of the group
+    uint32_t parts                    # iovecs; adjacent frames share one
+    iovec part[PARTS_MAX]
+    uint8_t start_frame[LOG_START_BYTES]
+    uint8_t mark_frame[64]
+    uint64_t frames_end               # position after the last frame that is not a mark
+    uint64_t stamped                  # highest `synced` that a queued frame carries
+    # shared by the threads
+    pthread_mutex_t lock              # tail
+    TailFile tail[LOG_UNSYNCED_FILES_MAX + 1]
+    uint32_t tail_count
+    pthread_mutex_t sync_lock         # one sync pass at a time
+    pthread_mutex_t make_lock         # one file is made at a time; prepared, want_first
+    TailFile prepared
+    uint64_t prepared_ready           # release after `prepared`; the writer sets it back to 0
+    uint64_t want_first               # where the next file begins
+    uint64_t prepare_error            # errno of the last try, 0 after success
+    uint64_t preparing                # a prepare_loop runs
+    uint64_t asked                    # sync up to here without waiting for the interval
+    uint64_t poison
+    uint64_t sync_failed              # nothing is synced any more; after a failed write the syncer still syncs what was written before
+    uint64_t stopping
+    uint32_t sync_bell, sync_armed, prepare_bell
+    uint8_t *zeroes
+
+
+# ---- files --------------------------------------------------------------------------------------------------------------
+
+cdef bint no_room(int error) noexcept nogil:
+    return error == ENOSPC or error == EDQUOT
+
+
+cdef void path_of(const ShardState *s, uint64_t first_position, bint finished, char *path) noexcept nogil:
+    snprintf(path, PATH_BYTES, b"%s/%020llu.%s", s.directory, <unsigned long long>first_position,
+             <const char *>b"log" if finished else <const char *>b"preparing")
+
+
+cdef int fill(ShardState *s, int fd, uint64_t bytes) noexcept nogil:
+    # Write zeroes from the front: a write into a block that was written once needs no change of metadata at its sync.
+    cdef iovec part
+    cdef uint64_t done = 0, unsynced = 0
+    cdef int64_t result
+    part.iov_base = s.zeroes
+    while done < bytes:
+        part.iov_len = min(<uint64_t>FILL_BYTES, bytes - done)
+        result = s.files.pwritev(s.files.context, fd, &part, 1, done)
+        if result < 0:
+            return <int>result
+        done += part.iov_len
+        unsynced += part.iov_len
+        if unsynced >= FILL_SYNC_BYTES and done < bytes:
+            unsynced = 0
+            result = s.files.fdatasync(s.files.context, fd)
+            if result < 0:
+                return <int>result
+    return 0
+
+
+cdef int fill_and_name(ShardState *s, int fd, uint64_t first_position, uint64_t bytes, uint64_t fill_bytes, const char *temporary,
+                       bint *named) noexcept nogil:
+    cdef char path[PATH_BYTES]
+    cdef int result = s.files.fallocate(s.files.context, fd, 0, bytes)
+    if result == -EOPNOTSUPP or result == -ENOSYS:
+        fill_bytes = bytes  # then filling is what reserves the room
+    elif result < 0:
+        return result
+    result = fill(s, fd, fill_bytes)
+    if result < 0:
+        return result
+    result = s.files.fsync(s.files.context, fd)
+    if result < 0:
+        return result
+    path_of(s, first_position, True, path)
+    result = s.files.rename(s.files.context, temporary, path)
+    if result < 0:
+        return result
+    named[0] = True
+    return s.files.sync_directory(s.files.context, s.directory)
+
+
+cdef int make_file(ShardState *s, uint64_t first_position, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
+    # A file under its name, with its room reserved and everything synced; or -errno. It takes the name of a prepared file that nobody has
+    # written to, and then that one is let go. Under make_lock.
+    cdef char temporary[PATH_BYTES]
+    cdef bint named = False
+    cdef int fd, result
+    path_of(s, first_position, False, temporary)
+    fd = s.files.open(s.files.context, temporary, O_RDWR | O_CREAT | O_TRUNC, 0o640)
+    if fd < 0:
+        return fd
+    result = fill_and_name(s, fd, first_position, bytes, min(fill_bytes, bytes), temporary, &named)
+    if named and s.prepared_ready:
+        s.files.close(s.files.context, s.prepared.fd)
+        store_release_64(&s.prepared_ready, 0)
+    if result < 0:
+        s.files.close(s.files.context, fd)
+        if not named:
+            s.files.unlink(s.files.context, temporary)
+        return result
+    out.fd = fd
+    out.first_position = first_position
+    out.bytes = bytes
+    return 0
+
+
+cdef uint64_t whole_pages(uint64_t bytes) noexcept nogil:
+    return (bytes + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+
+
+cdef void write_start(ShardState *s, uint8_t *raw, const TailFile *file, uint64_t previous_end, uint64_t synced) noexcept nogil:
+    cdef frame_header *frame = <frame_header *>raw
+    cdef start_body *body = <start_body *>frame_body(frame)
+    memset(raw, 0, LOG_START_BYTES)
+    frame.magic = FRAME_MAGIC
+    frame.length = LOG_START_BYTES
+    frame.type = FRAME_START
+    frame.shard = s.number
+    frame.ts = clock_wall_ms()
+    frame.synced = synced
+    frame.position = file.first_position
+    body.previous_end = previous_end
+    body.generation = s.generation
+    body.file_bytes = file.bytes
+    memcpy(body.boot_id, s.boot_id, 16)
+    body.format_version = LOG_FORMAT_VERSION
+    frame_seal(frame)
+
+
+cdef class Shard:
+    """The append side of one log. One thread writes; see log.pxd for who may do what.
+
+    As a library (tests, one process): append, flush_group, sync, prepare. In the server the sequencer calls the C side.
+    """
+
+    def __cinit__(self, directory, int number=0, FileSystem files=None, *, uint64_t first_file_bytes=16 << 20, uint64_t file_bytes=64 << 20,
+                  reserve_bytes=None, double group_commit_ms=5.0):
+        if min(first_file_bytes, file_bytes) < PAGE_BYTES or first_file_bytes % PAGE_BYTES or file_bytes % PAGE_BYTES:
+            raise ValueError(f"log files are whole pages of {PAGE_BYTES} bytes")
+        self.directory = os.fsencode(directory)
+        if len(self.directory) > PATH_BYTES - 64:
+            raise ValueError("the log's path is too long")
+        self.file_system = files or FileSystem()
+        self.number = number
+        self.own_line = self.line = <shard_line *>calloc(1, sizeof(shard_line))
+        self.own_rows = self.rows = <log_file_row *>calloc(LOG_FILES_MAX, sizeof(log_file_row))
+        self.state = <ShardState *>calloc(1, sizeof(ShardState))
+        if self.line == NULL or self.rows == NULL or self.state == NULL:
+            raise MemoryError
+        self.state.zeroes = <uint8_t *>calloc(1, FILL_BYTES)
+        if self.state.zeroes == NULL:
+            raise MemoryError
+        self.state.files = &self.file_system.table
+        self.state.directory = self.directory
+        self.state.number = number
+        self.state.first_file_bytes = first_file_bytes
+        self.state.file_bytes = file_bytes
+        self.state.reserve_bytes = min(8 << 20, min(first_file_bytes, file_bytes) // 4) if reserve_bytes is None else reserve_bytes
+        self.state.group_commit_ns = <uint64_t>(group_commit_ms * 1e6)
+        pthread_mutex_init(&self.state.lock, NULL)
+        pthread_mutex_init(&self.state.sync_lock, NULL)
+        pthread_mutex_init(&self.state.make_lock, NULL)
+        self.kept = []
+
+    def __dealloc__(self):
+        if self.state != NULL:
+            self.close_files()
+            free(self.state.zeroes)
+            pthread_mutex_destroy(&self.state.lock)
+            pthread_mutex_destroy(&self.state.sync_lock)
+            pthread_mutex_destroy(&self.state.make_lock)
+            free(self.state)
+        free(self.own_line)
+        free(self.own_rows)
+
+    cdef void close_files(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint32_t k
+        for k in range(s.tail_count):
+            s.files.close(s.files.context, s.tail[k].fd)
+        s.tail_count = 0
+        if s.prepared_ready:
+            s.files.close(s.files.context, s.prepared.fd)
+        s.prepared_ready = 0
+        s.running = False
+
+    cdef void attach(self, shard_line *line, log_file_row *rows) noexcept nogil:
+        self.line = line
+        self.rows = rows
+
+    # ---- the writer: a group ------------------------------------------------------------------------------------------
+
+    cdef uint64_t written(self) noexcept nogil:
+        return load_acquire_64(&self.line.written)
+
+    cdef uint64_t synced(self) noexcept nogil:
+        return load_acquire_64(&self.line.synced)
+
+    cdef bint need_sync(self) noexcept nogil:
+        return load_acquire_64(&self.line.written) > load_acquire_64(&self.line.synced)
+
+    cdef uint64_t unflushed(self) noexcept nogil:
+        return self.state.end - self.state.group_start if self.state.placed else 0
+
+    cdef int refuses(self) noexcept nogil:
+        if load_acquire_64(&self.state.poison):
+            return -EROFS
+        return -ENOSPC if load_acquire_64(&self.line.read_only) else 0
+
+    cdef int place(self, uint32_t frame_bytes, bint privileged, uint64_t *position) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t left = s.current.first_position + s.current.bytes - s.end
+        cdef int result
+        if load_acquire_64(&s.poison) or not s.running:
+            return -EROFS
+        if frame_bytes > left or s.placed >= PARTS_MAX - 1:
+            if s.placed:
+                return LOG_FLUSH_FIRST
+            result = self.have_next(frame_bytes)
+            if result == 0:
+                result = self.rotate(s.end)
+            if result < 0:
+                return result
+        elif not privileged and left - frame_bytes < s.reserve_bytes and not load_acquire_64(&s.prepared_ready):
+            result = self.have_next(0)  # what is left is the reserve, unless there is a next file
+            if result < 0:
+                return result
+        position[0] = s.end
+        if not s.placed:
+            s.group_start = s.end
+        s.placed += 1
+        s.end += frame_bytes
+        return 0
+
+    cdef void queue(self, const void *raw, uint32_t bytes) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef const frame_header *frame = <const frame_header *>raw
+        cdef iovec *last = &s.part[s.parts - 1] if s.parts else NULL
+        s.stamped = max(s.stamped, frame.synced)
+        if frame.type != FRAME_MARK:
+            s.frames_end = frame.position + bytes
+        s.queued += 1
+        if last != NULL and <const uint8_t *>last.iov_base + last.iov_len == <const uint8_t *>raw:
+            last.iov_len += bytes
+            return
+        s.part[s.parts].iov_base = <void *>raw
+        s.part[s.parts].iov_len = bytes
+        s.parts += 1
+
+    cdef int flush(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t offset = s.group_start - s.current.first_position
+        cdef uint32_t done = 0
+        cdef int count
+        cdef int64_t result
+        if not s.placed:
+            return 0
+        if load_acquire_64(&s.poison):
+            self.forget_group()
+            return -EROFS
+        while done < s.parts:
+            count = min(<int>IOV_PARTS_MAX, <int>(s.parts - done))
+            result = s.files.pwritev(s.files.context, s.current.fd, &s.part[done], count, offset)
+            if result < 0:
+                self.poison_with(<int>-result)
+                self.forget_group()
+                return <int>result
+            offset += <uint64_t>result
+            done += count
+        self.line.frames += s.queued
+        self.line.batches += 1
+        self.line.bytes_written += s.end - s.group_start
+        s.placed = s.queued = s.parts = 0
+        s.group_has_start = False
+        store_release_64(&self.line.written, s.end)
+        fence_seq_cst()
+        if load_seq_cst_32(&s.sync_armed) == ARMED_IDLE:
+            add_32(&s.sync_bell, 1)
+            futex_wake(&s.sync_bell, 1)
+        return 0
+
+    cdef void cancel(self) noexcept nogil:
+        # A new file's START stays: the file is in the table already.
+        cdef ShardState *s = self.state
+        cdef bint has_start = s.group_has_start
+        if not s.placed:
+            return
+        self.forget_group()
+        if has_start:
+            self.begin_file_group()
+
+    cdef void forget_group(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        s.end = s.group_start
+        s.placed = s.queued = s.parts = 0
+        s.group_has_start = False
+
+    cdef void begin_file_group(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        s.group_start = s.current.first_position
+        s.end = s.group_start + LOG_START_BYTES
+        s.placed = 1
+        s.group_has_start = True
+        self.queue(s.start_frame, LOG_START_BYTES)
+
+    cdef void poison_with(self, int error) noexcept nogil:
+        cas_64(&self.state.poison, 0, error)
+        store_seq_cst_64(&self.line.read_only, load_acquire_64(&self.state.poison))
+
+    cdef void clear_read_only(self) noexcept nogil:
+        # Not when another thread poisons meanwhile: it stores the poison first, then read_only, so one of the two of us sees the other.
+        store_seq_cst_64(&self.line.read_only, 0)
+        fence_seq_cst()
+        if load_seq_cst_64(&self.state.poison):
+            store_seq_cst_64(&self.line.read_only, load_seq_cst_64(&self.state.poison))
+
+    # ---- the writer: the next file --------------------------------------------------------------------------------------
+
+    cdef int have_next(self, uint64_t frame_bytes) noexcept nogil:
+        # Have a next file that takes a frame of this size: 0, or -ENOSPC (whatever the reason is; read_only has it).
+        cdef ShardState *s = self.state
+        cdef uint64_t error
+        if frame_bytes + LOG_START_BYTES > s.file_bytes or (
+                load_acquire_64(&s.prepared_ready) and frame_bytes + LOG_START_BYTES > s.prepared.bytes):
+            return self.make_oversized(frame_bytes)
+        if load_acquire_64(&s.prepared_ready):
+            return 0
+        # With a preparer at work wait for it, but not again and again when it has already failed.
+        if not load_acquire_64(&s.preparing) or not load_acquire_64(&s.prepare_error):
+            self.prepare_once()
+        error = load_acquire_64(&s.prepare_error)
+        if not load_acquire_64(&s.prepared_ready):
+            store_seq_cst_64(&self.line.read_only, error if error else ENOSPC)
+            fence_seq_cst()
+            if not load_seq_cst_64(&s.prepared_ready):
+                return -ENOSPC
+            self.clear_read_only()
+        return 0
+
+    cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil:
+        # A file of the frame's own size takes the place (and the name) of the prepared one.
+        cdef ShardState *s = self.state
+        cdef TailFile made
+        cdef int result
+        pthread_mutex_lock(&s.make_lock)
+        result = make_file(s, s.want_first, whole_pages(frame_bytes + LOG_START_BYTES), 0, &made)
+        if result == 0:
+            s.prepared = made
+            store_release_64(&s.prepared_ready, 1)
+        pthread_mutex_unlock(&s.make_lock)
+        # No read_only: smaller frames may still find room.
+        return 0 if result == 0 else -ENOSPC
+
+    cdef int rotate(self, uint64_t previous_end) noexcept nogil:
+        # The prepared file becomes the current one; its START is the first frame of the group.
+        cdef ShardState *s = self.state
+        cdef uint64_t files = self.line.files
+        cdef int result
+        if files >= LOG_FILES_MAX:
+            return -EFBIG
+        if s.tail_count > LOG_UNSYNCED_FILES_MAX - 1:
+            result = self.sync_pass()
+            if result < 0:
+                return -EROFS
+        pthread_mutex_lock(&s.make_lock)
+        s.current = s.prepared
+        s.want_first = s.current.first_position + s.current.bytes
+        store_release_64(&s.prepared_ready, 0)
+        pthread_mutex_unlock(&s.make_lock)
+        pthread_mutex_lock(&s.lock)
+        s.tail[s.tail_count] = s.current
+        s.tail_count += 1
+        pthread_mutex_unlock(&s.lock)
+        self.add_row(s.current.first_position, s.current.bytes)
+        write_start(s, s.start_frame, &s.current, previous_end, self.synced())
+        self.begin_file_group()
+        self.line.rotations += 1
+        add_32(&s.prepare_bell, 1)
+        futex_wake(&s.prepare_bell, 1)
+        return 0
+
+    cdef void add_row(self, uint64_t first_position, uint64_t bytes) noexcept nogil:
+        cdef uint64_t files = self.line.files
+        memset(&self.rows[files], 0, sizeof(log_file_row))
+        self.rows[files].first_position = first_position
+        self.rows[files].bytes = bytes
+        store_release_64(&self.line.files, files + 1)
+
+    cdef int mark(self, uint64_t ts) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef frame_header *frame = <frame_header *>&s.mark_frame[0]
+        cdef uint64_t position, synced = self.synced()
+        cdef int result
+        if s.placed or s.stamped >= s.frames_end or synced < s.frames_end:
+            return 0
+        if FRAME_HEADER_BYTES > s.current.first_position + s.current.bytes - s.end and not load_acquire_64(&s.prepared_ready):
+            return 0  # a mark is never a reason to wait
+        result = self.place(FRAME_HEADER_BYTES, True, &position)
+        if result != 0:
+            return result
+        memset(s.mark_frame, 0, FRAME_HEADER_BYTES)
+        frame.magic = FRAME_MAGIC
+        frame.length = FRAME_HEADER_BYTES
+        frame.type = FRAME_MARK
+        frame.shard = s.number
+        frame.ts = ts
+        frame.synced = synced
+        frame.position = position
+        frame_seal(frame)
+        self.queue(frame, FRAME_HEADER_BYTES)
+        result = self.flush()
+        return 1 if result == 0 else result
+
+    # ---- the preparer ---------------------------------------------------------------------------------------------------
+
+    cdef int prepare_once(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t poison = load_acquire_64(&s.poison)
+        cdef uint64_t failed
+        cdef int result
+        if poison and not no_room(<int>poison):
+            return -EROFS
+        pthread_mutex_lock(&s.make_lock)
+        if s.prepared_ready or not s.running:
+            pthread_mutex_unlock(&s.make_lock)
+            return 0
+        result = make_file(s, s.want_first, s.file_bytes, s.file_bytes, &s.prepared)
+        failed = load_relaxed_64(&s.prepare_error)
+        store_release_64(&s.prepare_error, <uint64_t>-result)
+        if result == 0:
+            store_seq_cst_64(&s.prepared_ready, 1)
+            fence_seq_cst()
+            if failed:
+                self.clear_read_only()
+        pthread_mutex_unlock(&s.make_lock)
+        return result
+
+    cdef void prepare_loop(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint32_t bell
+        store_seq_cst_64(&s.preparing, 1)
+        while True:
+            bell = load_seq_cst_32(&s.prepare_bell)
+            if load_acquire_64(&s.stopping):
+                break
+            if load_acquire_64(&s.prepared_ready):
+                futex_wait(&s.prepare_bell, bell, IDLE_NS)
+            elif self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
+                futex_wait(&s.prepare_bell, bell, PREPARE_RETRY_NS)
+        store_seq_cst_64(&s.preparing, 0)
+
+    # ---- the syncer -----------------------------------------------------------------------------------------------------
+
+    cdef void ask_sync(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        store_seq_cst_64(&s.asked, load_relaxed_64(&self.line.written))
+        fence_seq_cst()
+        if load_seq_cst_32(&s.sync_armed):
+            add_32(&s.sync_bell, 1)
+            futex_wake(&s.sync_bell, 1)
+
+    cdef int sync_once(self) noexcept nogil:
+        if load_acquire_64(&self.state.sync_failed):
+            return -EROFS
+        if not self.need_sync():
+            return 0
+        return self.sync_pass()
+
+    cdef int sync_pass(self) noexcept nogil:
+        # Sync the files that have unsynced frames, oldest first, then say so. What is written meanwhile waits for the next pass.
+        cdef ShardState *s = self.state
+        cdef TailFile tail[LOG_UNSYNCED_FILES_MAX + 1]
+        cdef uint32_t count, k
+        cdef uint64_t target, started
+        cdef int result
+        pthread_mutex_lock(&s.sync_lock)
+        target = load_acquire_64(&self.line.written)  # before the list: every file below it is in the list then
+        pthread_mutex_lock(&s.lock)
+        count = s.tail_count
+        memcpy(tail, s.tail, count * sizeof(TailFile))
+        pthread_mutex_unlock(&s.lock)
+        for k in range(count):
+            started = clock_mono_ns()
+            result = s.files.fdatasync(s.files.context, tail[k].fd)
+            self.count_sync((clock_mono_ns() - started) // 1000)
+            if result < 0:
+                store_release_64(&s.sync_failed, 1)
+                self.poison_with(-result)
+                pthread_mutex_unlock(&s.sync_lock)
+                return result
+        if count > 1:
+            pthread_mutex_lock(&s.lock)
+            for k in range(count - 1, s.tail_count):
+                s.tail[k - (count - 1)] = s.tail[k]
+            s.tail_count -= count - 1
+            pthread_mutex_unlock(&s.lock)
+            for k in range(count - 1):
+                s.files.close(s.files.context, tail[k].fd)
+        store_release_64(&self.line.synced, target)
+        pthread_mutex_unlock(&s.sync_lock)
+        return 0
+
+    cdef void count_sync(self, uint64_t took_us) noexcept nogil:
+        cdef uint32_t bucket = 0
+        while bucket < FSYNC_BUCKETS - 1 and took_us > (<uint64_t>1 << bucket):
+            bucket += 1
+        self.line.fsyncs += 1
+        self.line.fsync_us_sum += took_us
+        self.line.fsync_us_count += 1
+        self.line.fsync_bucket[bucket] += 1
+
+    cdef void sync_loop(self, control *bell) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t last_ns = 0, now_ns, written, synced
+        cdef uint32_t seen, arm
+        cdef int64_t sleep_ns
+        while True:
+            seen = load_seq_cst_32(&s.sync_bell)
+            if load_acquire_64(&s.stopping):
+                break
+            now_ns = clock_mono_ns()
+            written = load_acquire_64(&self.line.written)
+            synced = load_acquire_64(&self.line.synced)
+            arm = ARMED_IDLE
+            sleep_ns = IDLE_NS
+            if load_acquire_64(&s.sync_failed):
+                futex_wait(&s.sync_bell, seen, IDLE_NS)
+                continue
+            if written > synced:
+                if load_seq_cst_64(&s.asked) > synced or now_ns - last_ns >= s.group_commit_ns:
+                    last_ns = now_ns
+                    self.sync_pass()
+                    self.ring(bell)
+                    continue
+                arm = ARMED_TIMED
+                sleep_ns = <int64_t>(s.group_commit_ns - (now_ns - last_ns))
+            store_seq_cst_32(&s.sync_armed, arm)
+            fence_seq_cst()
+            # Look again: who stored before the flag was up did not wake us.
+            if load_seq_cst_64(&s.asked) <= synced and (arm == ARMED_TIMED or load_acquire_64(&self.line.written) == written):
+                futex_wait(&s.sync_bell, seen, sleep_ns)
+            store_seq_cst_32(&s.sync_armed, 0)
+
+    cdef void ring(self, control *bell) noexcept nogil:
+        if bell == NULL:
+            return
+        add_32(&bell.writer_bell, 1)
+        fence_seq_cst()
+        if load_seq_cst_32(&bell.writer_armed):
+            futex_wake(&bell.writer_bell, 1)
+
+    cdef void stop(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        store_seq_cst_64(&s.stopping, 1)
+        add_32(&s.sync_bell, 1)
+        futex_wake(&s.sync_bell, 1)
+        add_32(&s.prepare_bell, 1)
+        futex_wake(&s.prepare_bell, 1)
+
+    # ---- after a failure ------------------------------------------------------------------------------------------------
+
+    cdef int void_after(self, uint64_t previous_end, const iovec *frames, int count) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef TailFile made
+        cdef uint64_t total = LOG_START_BYTES
+        cdef uint8_t *raw
+        cdef int result, k
+        if not load_acquire_64(&s.poison):
+            return -EINVAL
+        for k in range(count):
+            total += frames[k].iov_len
+        raw = <uint8_t *>malloc(total)
+        if raw == NULL:
+            return -ENOMEM
+        pthread_mutex_lock(&s.make_lock)
+        made = s.prepared
+        result = 0
+        if not s.prepared_ready or made.bytes < total:
+            result = make_file(s, s.want_first, whole_pages(total), 0, &made)
+        if result == 0:
+            store_release_64(&s.prepared_ready, 0)
+            s.want_first = made.first_position + made.bytes
+        pthread_mutex_unlock(&s.make_lock)
+        if result == 0:
+            result = self.write_copies(&made, previous_end, frames, count, raw, total)
+            s.files.close(s.files.context, made.fd)
+        free(raw)
+        return result
+
+    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw, uint64_t total) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t at = LOG_START_BYTES
+        cdef frame_header *frame
+        cdef iovec part
+        cdef int64_t result
+        cdef int k
+        write_start(s, raw, file, previous_end, self.synced())
+        for k in range(count):
+            frame = <frame_header *>(raw + at)
+            memcpy(frame, frames[k].iov_base, frames[k].iov_len)
+            frame.position = file.first_position + at
+            frame_seal(frame)
+            at += frames[k].iov_len
+        part.iov_base = raw
+        part.iov_len = total
+        result = s.files.pwritev(s.files.context, file.fd, &part, 1, 0)
+        if result < 0:
+            return <int>result
+        return s.files.fdatasync(s.files.context, file.fd)
+
+    cdef int resume(self, uint64_t previous_end) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t poison = load_acquire_64(&s.poison)
+        cdef int result
+        if not poison:
+            return 0
+        if not no_room(<int>poison) or load_acquire_64(&s.sync_failed):
+            return -EROFS
+        if self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
+            return -ENOSPC
+        self.forget_group()
+        result = self.rotate(previous_end)
+        if result < 0:
+            return result
+        store_release_64(&s.poison, 0)
+        result = self.flush()
+        if result == 0:
+            # Frames of the failed group may stand in the old file: before their seqs are used again the disk must know that they are void.
+            result = self.sync_pass()
+        if result == 0:
+            self.clear_read_only()
+        return result
+
+    # ---- Python ---------------------------------------------------------------------------------------------------------
+
+    def start(self, WalkReport report, *, uint64_t generation=1, bytes boot_id=bytes(16)) -> None:
+        """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable.
+
+        Raises OSError.
+        """
+        cdef ShardState *s = self.state
+        cdef uint64_t k
+        if s.running or len(boot_id) != 16 or len(report.files) >= LOG_FILES_MAX:
+            raise ValueError("start: once, with a boot id of 16 bytes")
+        self.make_directory()
+        memset(self.line, 0, sizeof(shard_line))
+        s.generation = generation
+        memcpy(s.boot_id, <const uint8_t *>boot_id, 16)
+        for file in report.files:
+            if report.reusable and file.first_position == report.next_position:
+                s.prepared.first_position = file.first_position
+                s.prepared.bytes = file.bytes
+                s.prepared.fd = checked(s.files.open(s.files.context, <const char *>(<bytes>file.path), O_RDWR, 0), file.path)
+                s.prepared_ready = 1
+                continue
+            self.add_row(file.first_position, file.bytes)
+            if file.first_position + file.bytes > report.synced:
+                self.sync_file(file.path)
+        for k in range(len(report.damaged)):
+            self.line.quarantined += <uint64_t>report.damaged[k].bytes
+        s.want_first = report.next_position
+        if not s.prepared_ready:
+            checked(make_file(s, s.want_first, s.first_file_bytes, FIRST_FILL_BYTES, &s.prepared), self.directory)
+            s.prepared_ready = 1
+        s.running = True
+        store_release_64(&self.line.synced, report.end)
+        store_release_64(&self.line.written, report.end)
+        checked(self.rotate(report.end), self.directory)
+        checked(self.flush(), self.directory)
+        checked(self.sync_pass(), self.directory)
+        self.line.rotations = 0
+
+    cdef make_directory(self):
+        # Each new directory's entry must be durable before a frame in it can be.
+        cdef ShardState *s = self.state
+        missing = []
+        path = self.directory
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(os.path.abspath(path))
+        for path in reversed(missing):
+            checked(s.files.mkdir(s.files.context, <const char *>(<bytes>path), 0o750), path)
+            parent = os.path.dirname(os.path.abspath(path))
+            checked(s.files.sync_directory(s.files.context, <const char *>(<bytes>parent)), parent)
+        for name in os.listdir(self.directory):
+            if name.endswith(b".preparing"):
+                path = os.path.join(self.directory, name)
+                checked(s.files.unlink(s.files.context, <const char *>(<bytes>path)), path)
+
+    cdef sync_file(self, bytes path):
+        cdef ShardState *s = self.state
+        cdef int fd = checked(s.files.open(s.files.context, path, O_RDWR, 0), path)
+        cdef int result = s.files.fdatasync(s.files.context, fd)
+        s.files.close(s.files.context, fd)
+        checked(result, path)
+
+    def append(self, frame, *, bint privileged=False) -> int:
+        """Place, stamp, seal and queue a copy of a frame (frame.build); flushes first when it must. Returns its position, raises OSError."""
+        cdef bytearray copy = bytearray(frame)
+        cdef frame_header *header = <frame_header *><uint8_t *>copy
+        cdef uint32_t length = len(copy)
+        cdef uint64_t position = 0
+        cdef int result
+        if length < FRAME_HEADER_BYTES or header.length != length or length % 8:
+            raise ValueError("not a whole frame")
+        with nogil:
+            result = self.place(length, privileged, &position)
+            if result == LOG_FLUSH_FIRST:
+                result = self.flush()
+                if result == 0:
+                    result = self.place(length, privileged, &position)
+        checked(result, self.directory)
+        header.position = position
+        header.shard = self.number
+        header.synced = self.synced()
+        frame_seal(header)
+        self.kept.append(copy)
+        self.queue(header, length)
+        return position
+
+    def flush_group(self) -> None:
+        """Write what was appended since the last flush. Raises OSError, and then the shard is read-only."""
+        cdef int result
+        with nogil:
+            result = self.flush()
+        self.kept.clear()
+        checked(result, self.directory)
+
+    def cancel_group(self) -> None:
+        """Forget what was appended since the last flush."""
+        self.cancel()
+        self.kept.clear()
+
+    def sync(self) -> None:
+        """Make everything flushed durable. Raises OSError, and then the shard is read-only."""
+        cdef int result
+        with nogil:
+            result = self.sync_once()
+        checked(result, self.directory)
+
+    def prepare(self) -> None:
+        """Make the next file when there is none. Raises OSError."""
+        cdef int result
+        with nogil:
+            result = self.prepare_once()
+        checked(result, self.directory)
+
+    def write_mark(self, uint64_t ts=0) -> bool:
+        """Write a mark if the log needs one, so that what is synced can be told from what is torn. Raises OSError."""
+        return checked(self.mark(ts), self.directory) == 1
+
+    def void(self, uint64_t previous_end, frames=()) -> None:
+        """After a failure: make frames at or above `previous_end` void, and keep copies of `frames`. Raises OSError."""
+        cdef list kept = [bytes(frame) for frame in frames]
+        cdef iovec *parts = <iovec *>calloc(len(kept) + 1, sizeof(iovec))
+        cdef Py_ssize_t k
+        cdef int result
+        if parts == NULL:
+            raise MemoryError
+        for k in range(len(kept)):
+            parts[k].iov_base = <void *><const char *>(<bytes>kept[k])
+            parts[k].iov_len = len(<bytes>kept[k])
+        result = self.void_after(previous_end, parts, <int>len(kept))
+        free(parts)
+        checked(result, self.directory)
+
+    def resume_after(self, previous_end=None) -> None:
+        """Go on in a new file after ENOSPC. Raises OSError when there is still no room, or when the failure was another."""
+        checked(self.resume(self.written() if previous_end is None else previous_end), self.directory)
+
+    def run_sync_loop(self) -> None:
+        """Be the syncer's thread until `stop_loops`."""
+        with nogil:
+            self.sync_loop(NULL)
+
+    def run_prepare_loop(self) -> None:
+        """Be the preparer's thread until `stop_loops`."""
+        with nogil:
+            self.prepare_loop()
+
+    def want_sync(self) -> None:
+        """Have the syncer sync at once."""
+        self.ask_sync()
+
+    def stop_loops(self) -> None:
+        """End both loops; join their threads, then close."""
+        self.stop()
+
+    def close(self) -> None:
+        """Close all files. What was not synced is not synced here. The loops must have ended."""
+        self.close_files()
+
+    @property
+    def written_position(self) -> int:
+        return self.written()
+
+    @property
+    def synced_position(self) -> int:
+        return self.synced()
+
+    @property
+    def end_position(self) -> int:
+        """Position after the last placed frame."""
+        return self.state.end
+
+    @property
+    def read_only(self) -> int:
+        """0, or the errno for which the shard takes no writes."""
+        return load_acquire_64(&self.line.read_only)
+
+    @property
+    def next_is_ready(self) -> bool:
+        return load_acquire_64(&self.state.prepared_ready) != 0
+
+    @property
+    def files(self) -> list:
+        """(first position, bytes) of each file in the table."""
+        return [(self.rows[k].first_position, self.rows[k].bytes) for k in range(self.line.files)]
+
+    def counters(self) -> dict:
+        """Return the shard's counters by name; `fsync_bucket[n]` counts syncs of more than 2^(n-1) and at most 2^n us (not cumulative)."""
+        cdef shard_line *line = self.line
+        return {
+            "written": line.written, "synced": line.synced, "read_only": line.read_only, "files": line.files, "frames": line.frames,
+            "batches": line.batches, "fsyncs": line.fsyncs, "bytes_written": line.bytes_written, "rotations": line.rotations,
+            "fsync_us_sum": line.fsync_us_sum, "fsync_us_count": line.fsync_us_count, "quarantined": line.quarantined,
+            "fsync_bucket": [line.fsync_bucket[k] for k in range(FSYNC_BUCKETS)],
+        }
+
+
+cdef int checked(int result, bytes path) except? -1:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result), os.fsdecode(path))
+    return result
