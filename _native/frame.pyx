@@ -3,8 +3,8 @@
 from collections import namedtuple
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.layout cimport (
@@ -81,7 +81,7 @@ cdef bint append_well_formed(const frame_header *header) noexcept nogil:
     cdef const uint8_t *at = frame_body(header)
     cdef const uint8_t *end = <const uint8_t *>header + header.length
     cdef uint64_t key_room
-    cdef uint32_t i
+    cdef uint32_t _
     if header.flags & FRAME_FLAG_KEY:
         if end - at < <Py_ssize_t>sizeof(key_section):
             return False
@@ -89,7 +89,7 @@ cdef bint append_well_formed(const frame_header *header) noexcept nogil:
         if <uint64_t>(end - at) < key_room:
             return False
         at += key_room
-    for i in range(header.count):
+    for _ in range(header.count):
         if not entry_well_formed(<const record_entry *>at, end - at):
             return False
         at += entry_bytes(<const record_entry *>at)
@@ -208,8 +208,8 @@ cdef object decode_entry(const record_entry *entry):
 
 cdef list decode_entries(const record_entry *entry, uint32_t count):
     cdef list records = []
-    cdef uint32_t i
-    for i in range(count):
+    cdef uint32_t _
+    for _ in range(count):
         records.append(decode_entry(entry))
         entry = entry_next(entry)
     return records

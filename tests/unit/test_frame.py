@@ -6,6 +6,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from topicsd._native import frame
 from topicsd._native.frame import Record
 
