@@ -64,7 +64,7 @@ cdef enum:
     RING_TOO_LARGE = -2     # no room ever
     RING_NONE = 0
     RING_ENTRY = 1
-    RING_STALE = 2          # committed for a dead writer: ring_refuse it
+    RING_STALE = 2          # committed for a dead writer: ring_refuse it. Its payload may be gone (a spill slot given back): never read it
 
 # ---- the worker's side: one thread of the process that adopted the slot
 cdef void ring_adopt(Ring *ring) noexcept nogil

@@ -13,6 +13,7 @@ class RingEnd:
     tail: int
     armed: bool
     writer_armed: bool
+    bell_seen: int
     spills: list[int]
     def __init__(self, shared: Shared, number: int) -> None: ...
     # the worker's side
@@ -41,5 +42,6 @@ class RingEnd:
     def reset(self) -> int:
         """Do what a new writer does with this ring; return how many entries it refused."""
     def free_if_drained(self) -> bool: ...
-    def sleep(self, timeout_ns: int) -> bool: ...
+    def sleep(self, timeout_ns: int, seen: int | None = None) -> bool:
+        """Sleep as the writer does, unless an entry has not been looked at or the bell was rung since `seen`; tell whether it slept."""
     def waiting(self) -> int: ...

@@ -9,7 +9,7 @@ from topicsd._native.atomics cimport (
 from topicsd._native.layout cimport (
     COMMAND_CALL, COMPLETION_PAYLOAD_MAX, DESCRIPTOR_SPILLED, DIRTY_ENTRIES, OUTCOME_UNKNOWN, RING_DATA_BYTES, RING_DESCRIPTORS, completion,
     control, submission)
-from topicsd._native.regions cimport RING_DEAD, RING_FREE, RING_LIVE, Regions, Shared, wake_writer
+from topicsd._native.regions cimport RING_DEAD, RING_FREE, RING_LIVE, Regions, Shared
 
 cdef extern from "ring.h" nogil:
     const uint64_t TOKEN_CALL
@@ -487,11 +487,16 @@ cdef class RingEnd:
     def free_if_drained(self):
         return ring_dead_drained(self.ring)
 
-    def sleep(self, int64_t timeout_ns):
+    def sleep(self, int64_t timeout_ns, seen=None):
+        cdef uint32_t bell = writer_bell_seen(&self.shared.r) if seen is None else seen
         cdef bint slept
         with nogil:
-            slept = writer_sleep(&self.shared.r, timeout_ns)
+            slept = writer_sleep_unless(&self.shared.r, bell, timeout_ns)
         return slept
+
+    @property
+    def bell_seen(self):
+        return writer_bell_seen(&self.shared.r)
 
     def waiting(self):
         return rings_waiting(&self.shared.r)
