@@ -20,6 +20,7 @@ cdef struct Private:            # the writer's own memory of one topic
     Tags *tags
     ChunkList chunks
     int64_t written_ms          # monotonic: last write, for lowering an idle ceiling
+    uint64_t last_position      # replay: of the last frame that names it
     uint8_t raised              # stands in the list of topics whose ceiling is above their head
     uint8_t timed               # stands in the list of topics with a ttl
 
@@ -29,10 +30,10 @@ cdef struct Core:
     Arena arena
     index_entry *entries        # scratch: the entries of one batch
     uint32_t entries_room
-    uint32_t *woken             # ring slots to ring at the end of the turn, as a bit mask
-    uint64_t bells
+    uint64_t bells              # ring slots to ring at the end of the turn, a bit each
     uint64_t wall_ms            # of this turn
     int64_t mono_ms
+    bint replaying              # records expire by floor frames alone: the ttl of then is not known
 
 cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) noexcept nogil
 cdef void core_close(Core *core) noexcept nogil

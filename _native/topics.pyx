@@ -137,6 +137,8 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
     if topic.config.type == TOPIC_QUEUE:
         store_relaxed_64(&topic.queue_ready, topic.queue_ready + frame.count)
     store_release_64(&topic.head, seq + frame.count - 1)
+    if topic.config.ttl_ms and not core.replaying:    # what time has taken is lost to time, not to the caps
+        expire(core, slot, core.wall_ms, <uint64_t>-1)
     evict(core, slot)
     wake_watchers(core, slot)
     return 0

@@ -1,0 +1,99 @@
+# The sequencer: one nogil turn over all rings. It gives seq and ts, stamps and hashes frames, writes them, publishes, answers.
+#
+#   drain -> admit (key, caps, quota) -> seq, ts, ceiling -> place, stamp, queue -> flush -> publish or wait -> answer
+#
+# A batch is in one of three places, in this order, and first in is first out per topic:
+#   group     stamped and queued, not yet written; a failed flush takes all of it back
+#   pending   written, waits for `synced` to pass its end: class fsync, a seq above the durable ceiling, or a batch of a topic that
+#             has such a batch before it. Nothing of it is visible: no head, no key, no floor, no tag
+#   published visible and answered
+#
+# The payload of a batch stays in its ring (or spill slot) until it is published, so nothing is copied on the way.
+# Everything here belongs to the writer's one thread. Shared words: see topics.pxd, ring.pxd, log.pxd.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from topicsd._native.layout cimport frame_header, topic_config, topic_slot
+from topicsd._native.log cimport Shard
+from topicsd._native.topics cimport Core, Private
+
+cdef enum BatchKind:
+    BATCH_APPEND = 1
+    BATCH_DUPLICATE = 2     # a retry whose first try is still in flight: gets that one's answer
+    BATCH_CALL = 3          # a command of the engine that is done and only waits for its frames to be synced
+    BATCH_CEILING = 4       # a reserved ceiling that holds once it is synced
+
+cdef struct Batch:
+    uint8_t kind
+    uint8_t owned           # `frame` was malloc'ed here
+    uint8_t waits           # must be synced before it is visible
+    uint8_t durable         # class fsync: the answer says what the sync took
+    uint32_t slot
+    uint64_t topic_id
+    uint64_t token
+    int32_t ring            # -1: the engine as a library
+    uint32_t flags          # COMPLETION_*
+    uint32_t outcome        # of a finished batch
+    uint64_t cursor         # its descriptor in the ring
+    frame_header *frame
+    uint64_t first_seq, count, payload
+    uint64_t place          # source << 56 | position of the frame
+    uint64_t end            # log position that must be synced
+    uint64_t started_ns, written_ns
+    uint8_t *answer         # BATCH_CALL: JSON, malloc'ed
+    uint32_t answer_bytes
+
+cdef struct Queue:          # of batches, a growable ring
+    Batch *items
+    uint64_t mask, first, end
+
+cdef class Sequencer:
+    cdef Core core
+    cdef object shared
+    cdef object shards              # keeps the Shard objects alive
+    cdef void *shard[8]
+    cdef int shard_count
+    cdef Queue group
+    cdef Queue pending[8]
+    cdef Queue finished             # library mode: answers nobody has fetched
+    cdef Queue calls                # commands for Python
+    cdef uint64_t taken[64]         # per ring: next descriptor to look at
+    cdef uint64_t released[64]
+    cdef uint8_t *done[64]          # per ring: descriptor is finished
+    cdef uint32_t *raised           # slots whose ceiling stands above the head, a ring
+    cdef uint64_t raised_mask, raised_first, raised_end
+    cdef uint64_t *ids              # topic id -> slot, open addressing; replay only
+    cdef uint64_t ids_mask, ids_used
+    cdef uint64_t bytes_max, keys_max, started_ns
+    cdef uint64_t pending_bytes     # of batches not yet published, for the quota
+    cdef uint64_t orphans           # replay: records of topics that no frame has created
+    cdef uint64_t disorders         # replay: frames whose seqs do not follow
+    cdef object replayer
+    cdef dict failed                # shard -> positions of frames written and never published
+    cdef bint threaded, ordered
+
+    cdef void finish(self, Batch *batch, uint32_t outcome) noexcept nogil
+    cdef void _done(self, int ring, uint64_t cursor) noexcept nogil
+    cdef bint _answer_known_key(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
+    cdef uint32_t _refusal(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
+    cdef uint64_t _freed_by(self, Batch *batch, topic_slot *topic) noexcept nogil
+    cdef int admit(self, Batch *batch) noexcept nogil
+    cdef uint32_t _stamp(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
+    cdef int _place(self, uint32_t number, uint32_t bytes, bint privileged, uint64_t *position) noexcept nogil
+    cdef void _ask_ceiling(self, uint32_t slot, topic_slot *topic, uint64_t ceiling) noexcept nogil
+    cdef int _queue_small(self, Batch *batch, uint32_t slot, topic_slot *topic, int type, uint64_t base_seq) noexcept nogil
+    cdef void _remember_raised(self, uint32_t slot) noexcept nogil
+    cdef void _publish(self, Batch *batch) noexcept nogil
+    cdef void _settled(self, Batch *batch, topic_slot *topic) noexcept nogil
+    cdef void _fail(self, Batch *batch) noexcept nogil
+    cdef int flush_group(self) noexcept nogil
+    cdef void release_synced(self) noexcept nogil
+    cdef int _note_failed(self, int number, uint64_t position) noexcept
+    cdef int turn_rings(self) noexcept nogil
+    cdef void _end_turn(self) noexcept nogil
+    cdef void _forget_watcher(self, int ring) noexcept nogil
+    cdef void _sync_shard(self, Shard shard) noexcept
+    cdef void _remember_again(self, uint32_t slot, Private *own) noexcept
+    cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept
+    cdef int _pack(self, topic_config *packed, dict config) except -1
+    cdef int replay_append(self, const frame_header *frame, uint64_t position) noexcept nogil
+    cdef uint32_t _slot_of(self, uint64_t topic_id) noexcept nogil

@@ -1,0 +1,177 @@
+"""The engine as a library: no process, no socket, no thread; a fake clock; the reader's own rendering of every answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from typing import Any
+
+from fakes.clock import FakeClock
+from oracle.model import Refused
+
+from topicsd._native import frame, scan
+from topicsd._native.reader import Gone, Reader
+from topicsd._native.regions import Shared
+from topicsd.engine import Options
+from topicsd.errors import TopicsError
+from topicsd.store import Store, StoreOptions
+
+OUTCOMES = {1: "moved", 2: "topic_full", 3: "record_too_large", 4: "storage_read_only", 5: "throttled", 6: "throttled", 7: "throttled", 9: "unknown"}
+CREATED, DEDUPED, BODY_DIFFERS = 1, 2, 4
+
+
+class Library:
+    """A store on real files without threads. Each write is flushed at once; `sync()` is the only sync, unless `synced` is set."""
+
+    def __init__(self, directory: str, clock: FakeClock, *, files: Any = None, boot: bytes = b"b" * 16, synced: bool = True, **options: Any) -> None:
+        self.directory, self.clock, self.files, self.boot, self.synced = directory, clock, files, boot, synced
+        self.options = options
+        self.shared = Shared.create(
+            topics_max=4096, index_bytes=1 << 30, ephemeral_bytes=64 << 20, body_bytes_max=1 << 20, ring_slots=1
+        )
+        self.tokens = itertools.count(1)
+        self.generation = 0
+        self.open()
+
+    def open(self) -> None:
+        self.generation += 1
+        self.shared.set("generation", self.generation)
+        engine = Options(topics_max=self.options.get("topics_max", 1000), bytes_max=self.options.get("bytes_max", 0))
+        options = StoreOptions(
+            shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
+            file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
+            keys_max=self.options.get("keys_max", 1000), engine=engine,
+        )  # fmt: skip
+        self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
+        self.store.open()
+        self.engine, self.sequencer = self.store.engine, self.store.sequencer
+        self.reader = Reader(self.shared, os.fsdecode(self.directory))
+
+    # restarts
+
+    def kill(self) -> None:
+        """Die here: nothing is synced or written any more; the page cache stays (same boot)."""
+        self._forget()
+        self.open()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def stop(self) -> None:
+        """End cleanly and start again."""
+        self.store.close()
+        self.open()
+
+    def reboot(self) -> None:
+        """Start in another boot; what the files hold is the caller's affair."""
+        self._forget()
+        self.boot = bytes([self.boot[0] + 1]) * 16
+        self.open()
+
+    def _forget(self) -> None:
+        for shard in self.store.shards:
+            shard.close()
+
+    # commands
+
+    def call(self, command: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = self.engine.call(command)
+        except TopicsError as refused:
+            raise Refused(refused.error_code) from refused
+        except OSError as wrong:
+            raise Refused("storage_read_only") from wrong
+        if self.synced:
+            self.sequencer.sync()
+        return answer.body
+
+    def put(self, name: str, **config: Any) -> bool:
+        return bool(self.call({"op": "topic.put", "topic": name, "config": config})["created"])
+
+    def drop(self, name: str, if_empty: bool = False) -> bool:
+        return bool(self.call({"op": "topic.delete", "topic": name, "if_empty": if_empty})["deleted"])
+
+    def delete(self, name: str, before_seq: int | None = None, match: Any = None) -> dict[str, Any]:
+        parsed = scan.parse_delete(json.dumps({"before_seq": before_seq, "match": match}).encode())
+        text = None if parsed.match is None else parsed.match.decode()
+        body = self.call({"op": "records.delete", "topic": name, "before_seq": parsed.before_seq, "match_kind": parsed.match_kind, "match": text})
+        return {"deleted": body["deleted"], "earliest": body["earliest_seq"], "head": body["head_seq"], "count": body["count"], "bytes": body["bytes"]}
+
+    def append(self, name: str, records: list[dict[str, Any]], key: str | None = None, create: bool | None = None, **config: Any) -> dict[str, Any]:
+        """Append and wait for the answer, as a request does."""
+        token = self.send(name, records, key, create, **config)
+        self.sequencer.flush()
+        if self.synced:
+            self.sequencer.sync()
+        return self.answers()[token]
+
+    def send(self, name: str, records: list[dict[str, Any]], key: str | None = None, create: bool | None = None, **config: Any) -> int:
+        """Hand a batch in without writing it yet; return its token."""
+        body = json.dumps({"records": records, "idempotency_key": key}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        write = scan.parse_write(body)
+        encoded = write.encode(None)
+        slot, created = self.sequencer.find(name.encode()), False
+        if slot is None:
+            if create is False:
+                raise Refused("topic_not_found")
+            self.put(name, **config)
+            slot, created = self.sequencer.find(name.encode()), True
+        token = next(self.tokens)
+        raw = frame.build(2, encoded, count=write.count, flags=1 if key is not None else 0, topic_id=self.sequencer.topic(slot)["topic_id"])
+        self.sequencer.append_frame(slot, raw, token, self.clock.wall_ms(), self.clock.mono_ms())
+        self._created = getattr(self, "_created", set()) | ({token} if created else set())
+        return token
+
+    def answers(self) -> dict[int, dict[str, Any]]:
+        """Fetch the answers there are by now. Raises Refused for a refused batch when it is the only one."""
+        got: dict[int, dict[str, Any]] = {}
+        while (finished := self.sequencer.take_finished()) is not None:
+            token, outcome, flags, first_seq, count, head = finished
+            if outcome:
+                got[token] = {"refused": OUTCOMES[outcome]}
+                continue
+            got[token] = {
+                "first_seq": first_seq, "count": count, "created": token in self._created, "deduped": bool(flags & DEDUPED),
+                "body_differs": bool(flags & BODY_DIFFERS), "head": head,
+            }  # fmt: skip
+        if len(got) == 1 and "refused" in (only := next(iter(got.values()))):
+            raise Refused(only["refused"])
+        return got
+
+    # reads
+
+    def _slot(self, name: str) -> int:
+        slot = self.reader.find(name.encode())
+        if slot is None:
+            raise Refused("topic_not_found")
+        return int(slot)
+
+    def diff(self, name: str, from_seq: int = 0, **members: Any) -> dict[str, Any]:
+        request = scan.parse_diff(json.dumps({"from_seq": from_seq, "include_tags": True, **members}).encode())
+        try:
+            body, _would_wait, _next = self.reader.diff(self._slot(name), request, self.clock.wall_ms(), 0)
+        except Gone:
+            raise Refused("topic_not_found") from None
+        page = json.loads(body)
+        if page["tombstone"] is not None:
+            page["tombstone"] = {name: page["tombstone"][name] for name in ("gap_from", "gap_to", "reason", "missed_estimate")}
+        for record in page["records"]:
+            for name in ("tag", "node"):
+                if "$" + name in record:
+                    record[name] = record.pop("$" + name)
+        return {name: page[name] for name in ("records", "next_from_seq", "head_seq", "earliest_seq", "tombstone")}
+
+    def read_all(self, name: str, from_seq: int = 0, **members: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        records, tombstones = [], []
+        while True:
+            page = self.diff(name, from_seq, **members)
+            records += page["records"]
+            tombstones += [page["tombstone"]] if page["tombstone"] else []
+            if page["next_from_seq"] >= page["head_seq"]:
+                return records, tombstones
+            from_seq = page["next_from_seq"]
+
+    def state(self, name: str) -> dict[str, Any]:
+        body = json.loads(self.reader.state(self._slot(name), self.clock.wall_ms(), False, 0))
+        return {"head": body["head_seq"], "earliest": body["earliest_seq"], "count": body["count"], "bytes": body["bytes"], "epoch": body["epoch"]}

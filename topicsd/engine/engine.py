@@ -1,0 +1,277 @@
+"""Commands on topics: what Python decides. The hot path (appends) is the sequencer's (`_native/sequencer.pyx`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from topicsd._native.sequencer import Sequencer
+from topicsd.clock import Clock
+from topicsd.engine import frames
+from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
+from topicsd.topic_config import TopicConfig
+
+CEILING_FIRST = 1 << 16  # seqs that a create frame reserves: a new topic's first writes need no sync of their own
+CEILINGS_LOWERED_MAX = 512  # a tick: one 64-byte frame each
+EXPIRED_A_TICK_MAX = 20_000  # records a topic loses in one slice, well below 2 ms
+TIMED_A_TICK_MAX = 2_000  # topics with a ttl looked at in one tick
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the engine must know of the settings."""
+
+    topics_max: int = 100_000
+    bytes_max: int = 0
+    durable_commands: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answers, and the slot whose shard must be synced before it may."""
+
+    body: Json
+    wait_slot: int | None = None
+
+
+class Engine:
+    """Create, configure and delete topics, delete records, keep floors and ceilings (D sections 2, 5, 7).
+
+    Deterministic: time comes from `clock`, files from the sequencer's shards; one thread. `reserve_ids` is called with the highest
+    topic id that may be used and returns the next durable one.
+    """
+
+    def __init__(self, sequencer: Sequencer, clock: Clock, options: Options, reserve_ids: Callable[[int], int]) -> None:
+        self.sequencer = sequencer
+        self.clock = clock
+        self.options = options
+        self.next_topic_id = 1
+        self.id_ceiling = 0
+        self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
+        self.timed_members: set[tuple[int, int]] = set()
+        self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
+        self._reserve_ids = reserve_ids
+        self._commands: dict[str, Callable[[Json], Answer | None]] = {
+            "topic.put": self._put,
+            "topic.delete": self._delete_topic,
+            "records.delete": self._delete_records,
+            "records.append": self._append,
+        }
+
+    # ---- the door ------------------------------------------------------------------------------------------------------------
+
+    def call(self, command: Json) -> Answer | None:
+        """Run one command. None: it is an append that will answer by itself. Raises TopicsError, OSError (the log takes no writes)."""
+        self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
+        return self._commands[command["op"]](command)
+
+    # ---- topics ----------------------------------------------------------------------------------------------------------------
+
+    def _put(self, command: Json) -> Answer:
+        name = command["topic"].encode()
+        config = TopicConfig.from_json(command["config"])
+        slot = self.sequencer.find(name)
+        if slot is None:
+            slot = self.create(name, config)
+            return Answer({"created": True, **self._shown(slot)}, slot)
+        existing = self.config(slot)
+        if config.type is not None and config.type != existing.type:
+            raise TopicExistsIncompatible(
+                f'topic "{command["topic"]}" is a {existing.type}: its type can not change',
+                {"topic": command["topic"], "existing_type": existing.type, "requested_type": config.type},
+            )
+        config = config.of_type(existing.type or "log")
+        if config == existing:
+            return Answer({"created": False, **self._shown(slot)})
+        self.configure(slot, existing, config)
+        return Answer({"created": False, **self._shown(slot)}, slot)
+
+    def create(self, name: bytes, config: TopicConfig) -> int:
+        """Log and make a topic; return its slot. Raises Throttled when there are as many as allowed."""
+        most = self.options.topics_max or self.sequencer.topics_hard_max
+        if self.sequencer.topics >= most:
+            raise Throttled("max_topics", most)
+        config = config.of_type(config.type or "log")
+        topic_id = self._take_id()
+        shard = topic_id % self.sequencer.shard_total
+        ceiling = 0 if config.durability == "fsync" else CEILING_FIRST
+        body = {"name": name.decode(), "config": config.to_json(), "ceiling": ceiling}
+        self.sequencer.log_frame(shard, frames.TOPIC_CREATE, 0, topic_id, 0, self.clock.wall_ms(), frames.json_body(body), False)
+        return self.place(name, topic_id, config, shard, ceiling)
+
+    def place(self, name: bytes, topic_id: int, config: TopicConfig, shard: int, ceiling: int) -> int:
+        """Put a topic that the log knows into the table."""
+        slot = self.sequencer.create(name, topic_id, config.to_json())
+        if slot is None:
+            raise Throttled("max_topics", self.sequencer.topics_hard_max)
+        self.sequencer.set_topic(slot, ceiling, shard)
+        self.next_topic_id = max(self.next_topic_id, topic_id + 1)
+        if config.ttl_ms:
+            self._watch_time(slot, topic_id)
+        return slot
+
+    def configure(self, slot: int, existing: TopicConfig, config: TopicConfig) -> None:
+        """Change a settled topic's config; what the old one had expired stays expired (CLARIFICATIONS, Topics)."""
+        self.sequencer.wait_synced(slot)
+        self.settle_time(slot)
+        topic = self.sequencer.topic(slot)
+        now_ms, shard, topic_id, head = self.clock.wall_ms(), topic["shard"], topic["topic_id"], topic["head"]
+        body = frames.json_body({"config": config.to_json()})
+        self.sequencer.log_frame(shard, frames.TOPIC_CONFIG, 0, topic_id, head, now_ms, body, True)
+        self.apply_config(slot, config)
+        if config.durability == "fsync" and existing.durability != "fsync":
+            self._lower_ceiling(slot)
+        self.settle_time(slot)
+
+    def apply_config(self, slot: int, config: TopicConfig) -> None:
+        """Set the config in the table and evict what no longer fits."""
+        self.sequencer.configure(slot, config.to_json())
+        self.sequencer.evict(slot)
+        if config.ttl_ms:
+            self._watch_time(slot, self.sequencer.topic(slot)["topic_id"])
+        self.sequencer.wake(slot)
+
+    def config(self, slot: int) -> TopicConfig:
+        """Return a topic's config."""
+        return TopicConfig.from_json(self.sequencer.config(slot))
+
+    def _shown(self, slot: int) -> Json:
+        return {"config": self.config(slot).to_json(), "epoch": self.sequencer.topic(slot)["topic_id"]}
+
+    def _delete_topic(self, command: Json) -> Answer:
+        slot = self.sequencer.find(command["topic"].encode())
+        if slot is None:
+            return Answer({"deleted": False, "routers_removed": []})
+        self.sequencer.wait_synced(slot)
+        self.settle_time(slot)
+        topic = self.sequencer.topic(slot)
+        if command.get("if_empty") and topic["count"]:
+            raise TopicNotEmpty(command["topic"], topic["count"])
+        self.sequencer.log_frame(topic["shard"], frames.TOPIC_DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), b"", True)
+        self.remove(slot)
+        return Answer({"deleted": True, "routers_removed": []}, slot)
+
+    def remove(self, slot: int) -> None:
+        """Take a topic out of the table and wake whoever waits for it."""
+        self.floors.pop(slot, None)
+        self.sequencer.remove(slot)
+        self.sequencer.wake(slot)
+
+    # ---- records ---------------------------------------------------------------------------------------------------------------
+
+    def _delete_records(self, command: Json) -> Answer:
+        slot = self._existing(command["topic"])
+        self.sequencer.wait_synced(slot)
+        self.settle_time(slot)
+        topic = self.sequencer.topic(slot)
+        before = topic["head"] + 1
+        if command.get("before_seq") is not None:
+            before = min(before, command["before_seq"])
+        deletion = frames.Deletion(before, command.get("match_kind", frames.MATCH_NONE), (command.get("match") or "").encode())
+        deleted = 0
+        if topic["count"] and before > topic["earliest"]:
+            if not self.sequencer.only_in_memory(slot):
+                body = frames.delete_body(deletion)
+                self.sequencer.log_frame(topic["shard"], frames.DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
+            deleted = self.apply_delete(slot, deletion)
+        after = self.sequencer.topic(slot)
+        body_json = {"deleted": deleted, "earliest_seq": after["earliest"], "head_seq": after["head"], "count": after["count"], "bytes": after["bytes"]}
+        return Answer(body_json, slot if deleted and self.sequencer.is_fsync(slot) else None)
+
+    def apply_delete(self, slot: int, deletion: frames.Deletion) -> int:
+        """Delete what a delete frame names; return how many records went."""
+        if deletion.kind == frames.MATCH_NONE:
+            return int(self.sequencer.delete_before(slot, deletion.before_seq))
+        return int(self.sequencer.delete_matching(slot, deletion.kind, deletion.match, deletion.before_seq))
+
+    def _append(self, command: Json) -> Answer | None:
+        name = command["topic"]
+        slot = self.sequencer.find(name.encode())
+        if slot is not None:
+            self.sequencer.append_call(slot, False)
+            return None
+        config = TopicConfig.from_json(command["config"] or {})
+        create = command.get("create")
+        if create is None:
+            create = config.auto_create
+        if not create:
+            raise TopicNotFound(name)
+        self._refuse_first_write(config)
+        slot = self.create(name.encode(), config)
+        self.sequencer.append_call(slot, True)
+        return None
+
+    def _refuse_first_write(self, config: TopicConfig) -> None:
+        """Refuse a write that could not stand in the topic it would create: no topic is left behind."""
+        records, size = self.sequencer.call_size()
+        if config.discard == "reject" and ((config.cap_records and records > config.cap_records) or (config.cap_bytes and size > config.cap_bytes)):
+            caps = {"cap_records": config.cap_records, "cap_bytes": config.cap_bytes}
+            raise ClientError("the batch is larger than the topic's whole cap", caps, code="record_too_large")
+        if self.options.bytes_max and self.sequencer.bytes_live + size > self.options.bytes_max:
+            raise Throttled("max_total_bytes", self.options.bytes_max)
+
+    def _existing(self, name: str) -> int:
+        slot = self.sequencer.find(name.encode())
+        if slot is None:
+            raise TopicNotFound(name)
+        return int(slot)
+
+    # ---- time ------------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what time asks for: expire, keep floors durable, lower idle ceilings. At most a slice of each."""
+        now_ms, mono_ms = self.clock.wall_ms(), self.clock.mono_ms()
+        self.sequencer.set_now(now_ms, mono_ms)
+        for _ in range(min(len(self.timed), TIMED_A_TICK_MAX)):
+            slot, topic_id = self.timed.popleft()
+            topic = self.sequencer.topic(slot)
+            if topic["topic_id"] == topic_id and self.sequencer.ttl_ms(slot):
+                self.settle_time(slot, EXPIRED_A_TICK_MAX)
+                self.timed.append((slot, topic_id))
+            else:
+                self.timed_members.discard((slot, topic_id))
+        for slot in self.sequencer.idle_ceilings(mono_ms, CEILINGS_LOWERED_MAX):
+            self._lower_ceiling(slot)
+
+    def settle_time(self, slot: int, records_max: int = 1 << 62) -> None:
+        """Expire what is due and make a floor that time has moved durable: a clock that steps back brings nothing back."""
+        self.sequencer.expire(slot, self.clock.wall_ms(), records_max)
+        topic = self.sequencer.topic(slot)
+        known = self.floors.get(slot)
+        if topic["ttl_lost"] == 0 or known == (topic["topic_id"], topic["ttl_lost"]) or self.sequencer.only_in_memory(slot):
+            return
+        body = frames.floor_body(topic["ttl_lost"], topic["cap_lost"])
+        try:
+            self.sequencer.log_frame(topic["shard"], frames.FLOOR, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
+        except OSError:
+            return  # read-only: the floor holds in memory, and is written once the log takes frames again
+        self.floors[slot] = (topic["topic_id"], topic["ttl_lost"])
+
+    def _lower_ceiling(self, slot: int) -> None:
+        topic = self.sequencer.topic(slot)
+        try:
+            self.sequencer.log_frame(topic["shard"], frames.CEILING, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), b"", True)
+        except OSError:
+            return  # a ceiling that is too high only makes a larger hole after power loss
+        self.sequencer.set_ceiling(slot, topic["head"])
+
+    def lower_all_ceilings(self) -> None:
+        """Lower every raised ceiling to its head: a clean end leaves no hole."""
+        while slots := self.sequencer.idle_ceilings(-1, CEILINGS_LOWERED_MAX):
+            for slot in slots:
+                self._lower_ceiling(slot)
+
+    def _watch_time(self, slot: int, topic_id: int) -> None:
+        if (slot, topic_id) not in self.timed_members:
+            self.timed_members.add((slot, topic_id))
+            self.timed.append((slot, topic_id))
+
+    def _take_id(self) -> int:
+        if self.next_topic_id > self.id_ceiling:
+            self.id_ceiling = self._reserve_ids(self.next_topic_id)
+        topic_id, self.next_topic_id = self.next_topic_id, self.next_topic_id + 1
+        return topic_id

@@ -1,0 +1,233 @@
+"""Open a data directory: lock it, walk the log, settle what recovery found, go on in a new file.
+
+The writer process opens it with threads that sync and prepare files; tests open it without (`threaded=False`): then nothing happens
+between two calls, and `sync()` is the only sync there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from topicsd._native.files import FileSystem
+from topicsd._native.log import Shard
+from topicsd._native.log_walk import WalkReport, quarantine
+from topicsd._native.log_walk import read as read_log
+from topicsd._native.regions import Shared
+from topicsd._native.sequencer import Sequencer, walk_shard
+from topicsd.clock import Clock
+from topicsd.engine import Engine, Options, frames, recovery
+
+IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
+_FLOCK = struct.Struct("hhllhh")
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What a store must know of the settings. Zero file sizes: the log's own."""
+
+    shards: int = 1
+    group_commit_ms: float = 5.0
+    file_bytes: int = 0
+    first_file_bytes: int = 0
+    ephemeral_bytes_max: int = 1 << 30
+    keys_max: int = 1_000_000
+    engine: Options = Options()
+
+
+def boot_id() -> bytes:
+    """Return the 16 bytes that tell this boot of the machine from any other."""
+    return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+
+
+class LockedError(Exception):
+    """Say which process has the directory."""
+
+    def __init__(self, directory: str, holder: int) -> None:
+        super().__init__(f"{directory} is in use by process {holder}")
+        self.holder = holder
+
+
+class Store:
+    """A data directory with its engine.
+
+    Raises LockedError when another process has it, LogFormatError for a log that a newer version wrote.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        directory: str,
+        options: StoreOptions,
+        clock: Clock,
+        *,
+        files: FileSystem | None = None,
+        threaded: bool = False,
+        boot: bytes | None = None,
+        lock: bool = True,
+    ) -> None:
+        self.shared = shared
+        self.directory = directory
+        self.options = options
+        self.clock = clock
+        self.files = files or FileSystem()
+        self.threaded = threaded
+        self.boot = boot_id() if boot is None else boot
+        self.found = recovery.Found()
+        self.degraded: list[str] = []
+        self.threads: list[threading.Thread] = []
+        self._lock = -1
+        self._healed: set[int] = set()
+        os.makedirs(os.path.join(directory, "log"), exist_ok=True)
+        if lock:
+            self._take_lock()
+        self.shards = [self._shard(number) for number in range(max(options.shards, self._shards_present()))]
+        engine_options = options.engine
+        self.sequencer = Sequencer(shared, self.shards, options.ephemeral_bytes_max, engine_options.bytes_max, options.keys_max)
+        self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
+
+    # ---- open ----------------------------------------------------------------------------------------------------------------
+
+    def open(self, progress: Callable[[float], None] = lambda _share: None) -> None:
+        """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so."""
+        self.sequencer.reset_tables()
+        self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
+        replayer = recovery.Replayer(self.engine)
+        self.sequencer.set_replayer(replayer)
+        reports = []
+        for number, shard in enumerate(self.shards):
+            reports.append(walk_shard(self.sequencer, self.files, shard.directory, number))
+            if replayer.failed is not None:
+                raise replayer.failed
+            progress((number + 1) / len(self.shards))
+        found_boot = reports[0].boot_id
+        boot = "none" if not found_boot or not any(found_boot) else ("same" if found_boot == self.boot else "other")
+        plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
+        damages = {number: [(each.position, each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
+        self._note_damage(reports, replayer)
+        if plan.far_ids:
+            self.engine.next_topic_id = max(replayer.id_ceiling, replayer.highest_id + (IDS_RESERVED if plan.degraded else 0)) + 1
+        holes = recovery.settle(self.engine, replayer.found, plan, damages)
+        self._start_shards(reports)
+        self.engine.id_ceiling = self._reserve_ids(self.engine.next_topic_id)
+        recovery.log_holes(self.engine, holes)
+        self.sequencer.build_order()
+        self.found = replayer.found
+        self.sequencer.sync()
+
+    def _start_shards(self, reports: list[WalkReport]) -> None:
+        # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.
+        for shard, report in zip(self.shards, reports, strict=True):
+            shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot)
+        if self.threaded:
+            for number, shard in enumerate(self.shards):
+                self._thread(f"sync-{number}", lambda number=number: self.sequencer.run_sync_loop(number))
+                self._thread(f"prepare-{number}", shard.run_prepare_loop)
+            self.sequencer.set_threaded(True)
+
+    def _thread(self, name: str, loop: Callable[[], None]) -> None:
+        thread = threading.Thread(target=loop, name=name, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:
+        for number, report in enumerate(reports):
+            for damage in report.damaged:
+                self.degraded.append(f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}; {damage.bytes} bytes set aside")
+            if report.damaged:
+                quarantine(report, os.path.join(self.directory, "quarantine"), number)
+        placed = self.sequencer.replay_report()
+        if placed["orphans"]:
+            self.degraded.append(f"{placed['orphans']} records of topics that no frame creates")
+        if placed["disorders"]:
+            self.degraded.append(f"{placed['disorders']} batches whose seqs do not follow")
+        if replayer.found.unknown_topics:
+            self.degraded.append(f"{replayer.found.unknown_topics} control frames of topics that no frame creates")
+        self.degraded += replayer.found.skipped
+
+    def heal(self) -> None:
+        """After a failed write or sync say in the log what of it counts; after a full disk go on in a new file.
+
+        A shard that failed with EIO stays read-only until the next start (CLARIFICATIONS, Write).
+        """
+        for number, shard in enumerate(self.shards):
+            if not self.sequencer.is_poisoned(number) or (number in self._healed and shard.read_only != errno.ENOSPC):
+                continue
+            voided = set(self.sequencer.failed_places(number))
+            previous_end = min([shard.synced_position, *voided])
+            report, found = read_log(shard.directory, number, files=self.files, from_position=previous_end)
+            del report
+            kept = [frame for frame in found if self._counts(frame, voided, shard.written_position)]
+            with contextlib.suppress(OSError):
+                shard.void(previous_end, kept)
+                self._healed.add(number)
+                if shard.read_only == errno.ENOSPC:
+                    shard.resume_after(None)
+                    self._healed.discard(number)
+
+    @staticmethod
+    def _counts(frame: bytes, voided: set[int], written: int) -> bool:
+        position = int.from_bytes(frame[48:56], "little")
+        return frame[8] not in (frames.START, frames.MARK) and position not in voided and position < written
+
+    def _reserve_ids(self, wanted: int) -> int:
+        ceiling = wanted + IDS_RESERVED
+        self.sequencer.log_frame(0, frames.CEILING, 0, 0, ceiling, self.clock.wall_ms(), b"", True)
+        self.sequencer.sync()
+        return ceiling
+
+    def _shard(self, number: int) -> Shard:
+        sizes = {}
+        if self.options.file_bytes:
+            sizes["file_bytes"] = self.options.file_bytes
+        if self.options.first_file_bytes:
+            sizes["first_file_bytes"] = self.options.first_file_bytes
+        directory = os.path.join(self.directory, "log", f"shard-{number:02d}")
+        os.makedirs(directory, exist_ok=True)
+        return Shard(directory, number, files=self.files, group_commit_ms=self.options.group_commit_ms, **sizes)
+
+    def _shards_present(self) -> int:
+        names = [name for name in os.listdir(os.path.join(self.directory, "log")) if name.startswith("shard-")]
+        return max((int(name[6:]) + 1 for name in names if name[6:].isdigit()), default=0)
+
+    # ---- lock, close -----------------------------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        """Take LOCK by fcntl: it ends with this process, whatever its children hold."""
+        path = os.path.join(self.directory, "LOCK")
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            asked = fcntl.fcntl(self._lock, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0, 0))
+            holder = _FLOCK.unpack(asked)[4]
+            os.close(self._lock)
+            self._lock = -1
+            raise LockedError(self.directory, holder) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """End cleanly: lower ceilings, sync, mark, let go of the directory."""
+        with contextlib.suppress(OSError):
+            self.engine.lower_all_ceilings()
+            self.sequencer.sync()
+            for shard in self.shards:
+                shard.write_mark(self.clock.wall_ms())
+            self.sequencer.sync()
+        for shard in self.shards:
+            shard.stop_loops()
+        for thread in self.threads:
+            thread.join(5.0)
+        for shard in self.shards:
+            shard.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
