@@ -1,6 +1,7 @@
 """The shared regions: what the arbiter makes once and every process sees."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -74,8 +75,8 @@ def test_zero_topics_means_the_tables_hard_maximum():
 
 def test_regions_cost_nothing_until_they_are_touched():
     def resident_kib() -> int:
-        with open("/proc/self/status") as status:
-            return sum(int(line.split()[1]) for line in status if line.startswith(("RssAnon", "RssShmem")))
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
     before = resident_kib()
     kept = Shared.create(ring_slots=64)
@@ -86,8 +87,7 @@ def test_regions_cost_nothing_until_they_are_touched():
 
 def test_collected_regions_give_their_addresses_and_eventfds_back():
     def held() -> tuple[int, int]:
-        with open("/proc/self/maps") as maps:
-            return len(maps.readlines()), len(os.listdir("/proc/self/fd"))
+        return Path("/proc/self/maps").read_text().count("\n"), len(list(Path("/proc/self/fd").iterdir()))
 
     Shared.create()
     before = held()

@@ -369,14 +369,12 @@ def test_every_batch_is_read_once_and_answered_once_whatever_dies(script):
     ring = adopted(shared)
     committed: list[tuple[int, bytes]] = []
     waiting: dict[int, int] = {}  # token -> status expected
-    count = 0
 
     def take_answers() -> None:
         for token, status, _, _ in answers(ring):
             assert waiting.pop(token) == status
 
-    for command, number in script:
-        count += 1
+    for count, (command, number) in enumerate(script):
         if command in ("send", "claim"):
             payload = bytes([count]) * number
             if command == "claim":
