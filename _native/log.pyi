@@ -64,6 +64,9 @@ class Shard:
     def read_only(self) -> int:
         """0, or the errno for which the shard takes no writes."""
     @property
+    def poisoned(self) -> int:
+        """0, or the errno of the write or sync that failed: only `void`, `resume_after` and a restart help."""
+    @property
     def next_is_ready(self) -> bool: ...
     @property
     def files(self) -> list[tuple[int, int]]:

@@ -866,6 +866,11 @@ cdef class Shard:
         return load_acquire_64(&self.line.read_only)
 
     @property
+    def poisoned(self) -> int:
+        """0, or the errno of the write or sync that failed: only `void`, `resume_after` and a restart help."""
+        return load_acquire_64(&self.state.poison)
+
+    @property
     def next_is_ready(self) -> bool:
         return load_acquire_64(&self.state.prepared_ready) != 0
 
