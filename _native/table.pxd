@@ -1,0 +1,72 @@
+# The topic table: from a name to a slot, and what a slot says.
+#
+#   names   [ fingerprint << 32 | slot + 1 | ... ]   open addressing, linear; 0 never used; low half all ones: a tombstone
+#   table   [ slot | slot | ... ]                    layout.h: struct topic_slot; a slot never moves while its topic lives
+#
+# word                      written by  order                                    a stale read means
+# names[n]                  writer      release, after the slot is complete      not found: the topic was just made; found: see below
+# slot.version              writer      odd first (release fence after it),      nothing: a copy counts only between two equal even ones
+#                                       even again with release
+# topic_id config name      writer      inside the lock                          the copy is thrown away
+# index_base .. index_class
+# head                      writer      release, after the index entries         fewer records; an entry <= the head read is in the index read
+# durable_head earliest     writer      release                                  older floors: state.pxd says what a reader makes of them
+# cap_lost ttl_lost
+# count bytes last_write_ms writer      relaxed                                  numbers of a moment ago
+# holes
+# last_read_ms watchers     any worker  relaxed; seq_cst                         see layout.h
+#
+# A name's entry stands only while the slot holds that name: it is written after the slot is complete and a tombstone before the slot
+# is let go. So a reader that finds a name, compares, and then finds entry and version as they were has read this name's slot, even
+# when a dead writer has left the version odd. Tombstones in front of a never-used word become never used again.
+#
+# A free slot keeps its last numbers (the head that a deleted topic had) and its watchers; its `next_seq` links the list of free slots.
+# Owner: the writer. A new writer calls table_reset before anything else; versions only ever grow, so no old view survives it.
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from topicsd._native.atomics cimport fence_release, store_relaxed_64, store_release_64
+from topicsd._native.layout cimport topic_config, topic_slot
+from topicsd._native.regions cimport Regions, Shared
+
+cdef enum:
+    VIEW_OK = 0
+    VIEW_GONE = 1     # the slot holds no topic
+    VIEW_BUSY = 2     # the writer was in the way too often, or died there; or the view is older than the index: take it again
+
+cdef struct TopicView:      # one consistent copy of a slot
+    uint64_t generation, version, topic_id
+    topic_config config
+    uint64_t head, durable_head, earliest, cap_lost, ttl_lost, count, bytes, last_write_ms, last_read_ms, holes
+    uint64_t index_base, index_offset
+    uint32_t index_capacity
+    uint8_t index_paged
+    uint16_t name_bytes
+    char name[256]
+
+# ---- any process
+cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name_bytes) noexcept nogil    # slot or NO_SLOT
+cdef int view_take(const Regions *regions, uint32_t slot, TopicView *out) noexcept nogil                  # VIEW_OK, _GONE, _BUSY
+cdef bint view_still(const Regions *regions, uint32_t slot, const TopicView *view) noexcept nogil         # nothing under the lock has moved
+# The name, not NUL-terminated, or NULL when there is none; what it points at counts only if view_still says so afterwards.
+cdef const char *config_dead_letter(const Regions *regions, const topic_config *config, uint32_t *name_bytes) noexcept nogil
+
+# ---- the writer
+cdef void table_reset(Regions *regions) noexcept nogil
+# Both take over the config's dead-letter slab, also when they fail. NO_SLOT: the table is full or the name is there already.
+cdef uint32_t table_insert(Regions *regions, const char *name, uint32_t name_bytes, uint64_t topic_id, const topic_config *config) noexcept nogil
+cdef void table_configure(Regions *regions, uint32_t slot, const topic_config *config) noexcept nogil
+cdef void table_remove(Regions *regions, uint32_t slot) noexcept nogil
+cdef int config_set_dead_letter(Regions *regions, topic_config *config, const char *name, uint32_t name_bytes) noexcept nogil   # 0, -ENOMEM
+
+
+cdef inline void slot_lock(topic_slot *topic) noexcept nogil:
+    store_relaxed_64(&topic.version, topic.version + 1)
+    fence_release()    # nothing written inside is seen before the odd version
+
+
+cdef inline void slot_unlock(topic_slot *topic) noexcept nogil:
+    store_release_64(&topic.version, topic.version + 1)
+
+
+cdef class Table:
+    cdef readonly Shared shared
