@@ -10,9 +10,7 @@ class Shared:
     draining: bool
     writer_pid: int
     @staticmethod
-    def create(
-        topics_max: int = 0, index_bytes: int = ..., ephemeral_bytes: int = ..., body_bytes_max: int = ..., ring_slots: int = 4
-    ) -> Shared:
+    def create(topics_max: int = 0, index_bytes: int = ..., ephemeral_bytes: int = ..., body_bytes_max: int = ..., ring_slots: int = 4) -> Shared:
         """Map all regions, zeroed and sparse.
 
         topics_max 0: the table's hard maximum. index_bytes and ephemeral_bytes are virtual bounds. body_bytes_max: the largest request

@@ -43,7 +43,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from topicsd._native.layout cimport completion, submission
-from topicsd._native.regions cimport Regions, RingMemory, Shared
+from topicsd._native.regions cimport Regions, RingMemory
 
 ctypedef RingMemory Ring
 
@@ -82,7 +82,7 @@ cdef int ring_peek(Ring *ring, submission *out, uint8_t **payload) noexcept nogi
 cdef int ring_peek_at(Ring *ring, uint64_t cursor, submission *out, uint8_t **payload) noexcept nogil   # RING_NONE, _ENTRY, _STALE
 cdef void ring_release(Ring *ring, uint64_t cursor) noexcept nogil      # frees descriptors, bytes and spill slots before `cursor`
 cdef void spill_free(Regions *regions, uint32_t slot) noexcept nogil    # earlier than ring_release; never after it
-cdef int completion_push(Ring *ring, const completion *answer, const uint8_t *payload) noexcept nogil   # 0, RING_TOO_LARGE
+cdef int completion_push(Ring *ring, const completion *answer, const uint8_t *payload) noexcept nogil   # 0; RING_TOO_LARGE: went without it
 cdef int ring_refuse(Ring *ring, const submission *entry, uint32_t outcome) noexcept nogil              # 0, RING_FULL: try again later
 cdef void dirty_push(Ring *ring, uint32_t slot) noexcept nogil
 cdef void dirty_everything(Ring *ring) noexcept nogil                   # look at all topics, at once: a new writer when it is ready
@@ -93,8 +93,3 @@ cdef uint64_t rings_waiting(const Regions *regions) noexcept nogil      # bit n:
 cdef uint32_t writer_bell_seen(const Regions *regions) noexcept nogil   # take it before looking for work ...
 cdef bint writer_sleep_unless(Regions *regions, uint32_t seen, int64_t timeout_ns) noexcept nogil   # ... and no later bell is lost
 cdef bint writer_sleep(Regions *regions, int64_t timeout_ns) noexcept nogil     # True: slept; for entries in rings only
-
-# One end of a ring for tests and benches, in Python; the server uses Port and the Sequencer.
-cdef class RingEnd:
-    cdef Shared shared
-    cdef Ring *ring

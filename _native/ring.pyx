@@ -9,7 +9,7 @@ from topicsd._native.atomics cimport (
 from topicsd._native.layout cimport (
     COMMAND_CALL, COMPLETION_PAYLOAD_MAX, DESCRIPTOR_SPILLED, DIRTY_ENTRIES, OUTCOME_UNKNOWN, RING_DATA_BYTES, RING_DESCRIPTORS, completion,
     control, submission)
-from topicsd._native.regions cimport RING_DEAD, RING_FREE, RING_LIVE, Regions, Shared
+from topicsd._native.regions cimport RING_DEAD, RING_FREE, RING_LIVE, Regions
 
 cdef extern from "ring.h" nogil:
     const uint64_t TOKEN_CALL
@@ -264,21 +264,22 @@ cdef int completion_push(Ring *ring, const completion *answer, const uint8_t *pa
     cdef uint64_t offset
     cdef completion *last = &ring.completions[(tail - 1) & COMPLETION_MASK]
     cdef completion *out = &ring.completions[tail & COMPLETION_MASK]
-    if answer.payload_bytes > COMPLETION_PAYLOAD_MAX:
-        return RING_TOO_LARGE
+    cdef bint fits = answer.payload_bytes <= COMPLETION_PAYLOAD_MAX
     ring.answered += 1
     if ring.state != <uint64_t>RING_LIVE:
-        return 0    # nobody reads it; the slot is not used again before all is answered
+        return 0 if fits else RING_TOO_LARGE    # nobody reads it; the slot is not used again before all is answered
     ring_require(tail - load_acquire_64(&ring.completion_head) < COMPLETION_SLOTS)
     offset = last.payload_offset + rounded(last.payload_bytes)
-    if answer.payload_bytes:
+    if fits and answer.payload_bytes:
         memcpy(ring.completion_data + (offset & COMPLETION_DATA_MASK), payload, answer.payload_bytes)
     fault_point()
     out[0] = answer[0]
     out.payload_offset = offset
+    if not fits:
+        out.payload_bytes = 0       # better an answer without its payload than a request that hangs
     fault_point()
     store_release_64(&ring.completion_tail, tail + 1)
-    return 0
+    return 0 if fits else RING_TOO_LARGE
 
 
 cdef int ring_refuse(Ring *ring, const submission *entry, uint32_t outcome) noexcept nogil:
@@ -374,7 +375,7 @@ cdef bint writer_sleep(Regions *regions, int64_t timeout_ns) noexcept nogil:
     return writer_sleep_unless(regions, writer_bell_seen(regions), timeout_ns)
 
 
-# ---- for tests and benches
+# ---- for the stress tests
 
 def set_faults(uint64_t seed, uint32_t pause_permille=0, uint32_t pause_us_max=0, uint32_t exit_ppm=0):
     cdef fault_plan plan
@@ -384,139 +385,3 @@ def set_faults(uint64_t seed, uint32_t pause_permille=0, uint32_t pause_us_max=0
     plan.exit_ppm = exit_ppm
     fault_plan_set(plan)
     return FAULT_POINTS != 0
-
-
-cdef class RingEnd:
-    def __init__(self, Shared shared not None, uint32_t number):
-        if number >= shared.r.ring_slots:
-            raise IndexError(f"ring slot {number}, at most {shared.r.ring_slots - 1}")
-        self.shared = shared
-        self.ring = &shared.r.rings[number]
-
-    def adopt(self):
-        if self.ring.state != <uint64_t>RING_LIVE or self.ring.head != self.ring.tail:
-            raise ValueError("not a live, drained ring slot")
-        ring_adopt(self.ring)
-
-    def claim(self, uint32_t size, uint32_t kind=1):
-        cdef uint8_t *destination
-        cdef int wrong = ring_claim(self.ring, size, kind, &destination)
-        if wrong == RING_TOO_LARGE:
-            raise ValueError(f"{size} bytes, at most {self.ring.spill_slot_bytes}")
-        return None if wrong else memoryview(<uint8_t[:size]>destination) if size else memoryview(b"")
-
-    def commit(self, uint32_t slot=0):
-        if self.ring.claimed_token == 0:
-            raise ValueError("nothing is claimed")
-        return ring_commit(self.ring, slot)
-
-    def abandon(self):
-        ring_abandon(self.ring)
-
-    def send(self, const uint8_t[::1] payload not None, uint32_t kind=1, uint32_t slot=0):
-        cdef uint8_t *destination
-        cdef int wrong = ring_claim(self.ring, <uint32_t>payload.shape[0], kind, &destination)
-        if wrong == RING_TOO_LARGE:
-            raise ValueError(f"{payload.shape[0]} bytes, at most {self.ring.spill_slot_bytes}")
-        if wrong:
-            return None
-        if payload.shape[0]:
-            memcpy(destination, &payload[0], payload.shape[0])
-        return ring_commit(self.ring, slot)
-
-    def receive(self):
-        cdef completion answer
-        cdef const uint8_t *payload
-        if not completion_next(self.ring, &answer, &payload):
-            return None
-        result = (answer.token, answer.status, answer.first_seq, payload[:answer.payload_bytes])
-        completion_done(self.ring)
-        return result
-
-    def arm(self):
-        return ring_arm(self.ring)
-
-    def dirty(self):
-        cdef uint32_t slot
-        if dirty_overflowed(self.ring):
-            return None
-        slots = []
-        while dirty_next(self.ring, &slot):
-            slots.append(slot)
-        return slots
-
-    def peek_at(self, uint64_t cursor):
-        cdef submission entry
-        cdef uint8_t *payload
-        cdef int found = ring_peek_at(self.ring, cursor, &entry, &payload)
-        if found == RING_NONE:
-            return None
-        return entry.token, entry.kind, entry.slot, (<const uint8_t *>payload)[:entry.bytes], found == RING_STALE
-
-    def refuse(self, uint64_t cursor, uint32_t outcome=9):
-        cdef submission entry
-        cdef uint8_t *payload
-        if ring_peek_at(self.ring, cursor, &entry, &payload) == RING_NONE:
-            raise IndexError(cursor)
-        return ring_refuse(self.ring, &entry, outcome) == 0
-
-    def release(self, uint64_t cursor):
-        if not self.ring.head <= cursor <= self.ring.tail:
-            raise IndexError(cursor)
-        ring_release(self.ring, cursor)
-
-    def push(self, uint64_t token, uint32_t status=0, uint64_t first_seq=0, bytes payload=b""):
-        cdef completion answer
-        memset(&answer, 0, sizeof(answer))
-        answer.token = token
-        answer.status = status
-        answer.first_seq = first_seq
-        answer.payload_bytes = <uint32_t>len(payload)
-        if completion_push(self.ring, &answer, <const uint8_t *>payload) != 0:
-            raise ValueError(f"{len(payload)} bytes, at most {COMPLETION_PAYLOAD_MAX}")
-
-    def push_dirty(self, uint32_t slot):
-        dirty_push(self.ring, slot)
-
-    def bell(self):
-        bell_worker(self.ring)
-
-    def reset(self):
-        return ring_reset_for_generation(self.ring)
-
-    def free_if_drained(self):
-        return ring_dead_drained(self.ring)
-
-    def sleep(self, int64_t timeout_ns, seen=None):
-        cdef uint32_t bell = writer_bell_seen(&self.shared.r) if seen is None else seen
-        cdef bint slept
-        with nogil:
-            slept = writer_sleep_unless(&self.shared.r, bell, timeout_ns)
-        return slept
-
-    @property
-    def bell_seen(self):
-        return writer_bell_seen(&self.shared.r)
-
-    def waiting(self):
-        return rings_waiting(&self.shared.r)
-
-    @property
-    def head(self):
-        return load_acquire_64(&self.ring.head)
-
-    @property
-    def tail(self):
-        return load_acquire_64(&self.ring.tail)
-
-    @property
-    def spills(self):
-        return [load_acquire_64(&self.shared.r.spill_owner[n]) for n in range(self.shared.r.spill_slots)]
-
-    @property
-    def armed(self):
-        return load_acquire_32(&self.ring.armed) != 0
-
-    @property
-    def writer_armed(self):
-        return load_acquire_32(&self.ring.control.writer_armed) != 0

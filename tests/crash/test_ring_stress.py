@@ -18,7 +18,8 @@ from collections.abc import Callable
 import pytest
 
 from topicsd._native.regions import Shared
-from topicsd._native.ring import RingEnd, set_faults
+from topicsd._native.ring import set_faults
+from topicsd._native.ring_end import RingEnd
 
 HEADER = struct.Struct("<QII")  # number, size, incarnation
 PATTERN = random.Random(1).randbytes(5 << 20)

@@ -9,7 +9,7 @@ import pytest
 from topicsd._native import scan
 from topicsd._native.port import UNKNOWN, Busy, Port
 from topicsd._native.regions import Shared
-from topicsd._native.ring import RingEnd
+from topicsd._native.ring_end import RingEnd
 
 APPEND, CALL, FREE = 1, 2, 3
 NO_SLOT = 0xFFFFFFFF
