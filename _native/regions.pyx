@@ -23,6 +23,7 @@ cdef extern from "unistd.h" nogil:
 
 CONTROL_VERSION = 1
 EPHEMERAL_SPREAD = 16            # chunks of different sizes never merge: each of the 16 size classes may hold the whole budget
+EPHEMERAL_REGION_BYTES_MAX = 1 << 44    # of the 2**47 that a process can address
 ORDER_BYTES_A_TOPIC = 32
 ORDER_BYTES_MIN = 1 << 20
 SPILL_BYTES_A_BODY_BYTE = 3      # {"data":1}, is 11 bytes and its entry 24
@@ -93,7 +94,8 @@ cdef class Shared:
         r.order_bytes = max(r.topics_max * <uint64_t>ORDER_BYTES_A_TOPIC, <uint64_t>ORDER_BYTES_MIN)
         r.order = <uint8_t *>mapped(r.order_bytes, False, False)
         r.files = <log_file_row *>mapped(<uint64_t>SHARDS_MAX * LOG_FILES_MAX * sizeof(log_file_row), False, False)
-        r.ephemeral_bytes = max((ephemeral_bytes + 4095) & ~<uint64_t>4095, <uint64_t>(1 << 20)) * <uint64_t>EPHEMERAL_SPREAD
+        r.ephemeral_bytes = max((ephemeral_bytes + 4095) & ~<uint64_t>4095, <uint64_t>(1 << 20))
+        r.ephemeral_bytes = max(r.ephemeral_bytes, min(r.ephemeral_bytes * <uint64_t>EPHEMERAL_SPREAD, <uint64_t>EPHEMERAL_REGION_BYTES_MAX))
         r.ephemeral = <uint8_t *>mapped(r.ephemeral_bytes, False, False)
         r.spill_slots = SPILL_SLOTS
         r.spill_slot_bytes = min(body_bytes_max * SPILL_BYTES_A_BODY_BYTE + SPILL_BYTES_BESIDE, SPILL_SLOT_BYTES_MAX) & ~4095

@@ -73,6 +73,10 @@ def test_zero_topics_means_the_tables_hard_maximum():
         Shared.create(ring_slots=65)
 
 
+def test_the_largest_budgets_still_fit_into_a_process():
+    Shared.create(ephemeral_bytes=1 << 46, index_bytes=1 << 40, body_bytes_max=1 << 32, ring_slots=64)
+
+
 def test_regions_cost_nothing_until_they_are_touched():
     def resident_kib() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
