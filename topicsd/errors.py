@@ -6,7 +6,6 @@ Any of them crosses the ring as JSON {"code", "message", "detail"} (`to_json`, `
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 Detail = dict[str, Any]
@@ -216,8 +215,8 @@ class Internal(ServerError):
 
 def retry_after_s(error: TopicsError, least: int = 1) -> int:
     """Return whole seconds for Retry-After, at least `least`."""
-    wait_ms = error.detail.get("retry_after_ms", 0)
-    return max(least, math.ceil(wait_ms / 1000))
+    wait_ms = int(error.detail.get("retry_after_ms", 0))
+    return max(least, -(-wait_ms // 1000))
 
 
 def from_json(body: Detail) -> TopicsError:

@@ -34,7 +34,6 @@ DIFF_RECORDS_MAX = 1000  # TOPICS_MAX_LIMIT
 DIFF_BYTES = MIB  # `max_batch_bytes` when it is absent or 0
 DIFF_BYTES_MAX = 8 * MIB
 DIFF_WAIT_MS_MAX = 30_000  # a long poll is cut here: proxies end idle requests at 60 s
-DIFF_THREAD_RECORDS = 256  # a larger page is rendered in a thread, so that a cold disk never blocks the loop
 PAGE_SIZE = 100  # lists
 PAGE_SIZE_MAX = 1000
 CURSOR_CHARS_MAX = 512  # a name of 255 bytes in base64 is 340
@@ -47,6 +46,9 @@ GZIP_LEVEL = 1  # the bottleneck is the processor (A §0.3)
 RETRY_AFTER_S = 1  # the least that Retry-After may say
 MOVED_RETRIES_MAX = 8  # a topic deleted and made again between look-up and append, so many times in a row
 RING_FULL_WAIT_MS_MAX = 2_000  # a request waits so long for room in its worker's ring before it is told 429
+RING_FULL_PATIENCE_MS_MAX = 30_000  # the same with disable_backpressure (A §2)
+SCAN_THREAD_BYTES_MIN = MIB  # a larger body is scanned in a thread: about 1 ms a MiB
+BODIES_BYTES_MAX = 512 * MIB  # request bodies in flight in all workers together
 INFLATE_CHUNK_BYTES = 64 * KIB  # a gzipped body is inflated so many bytes at a time, under the body limit
 
 # --- keys ----------------------------------------------------------------------------------------------------------------

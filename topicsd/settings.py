@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     workers: Annotated[int, Field(ge=1, le=limits.WORKERS_MAX)] = 1
     drain_ms: Annotated[int, Field(ge=0, le=limits.DRAIN_MS_MAX)] = limits.DRAIN_MS
     front: Literal["falcon"] = "falcon"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     # log
     group_commit_ms: Annotated[int, Field(ge=0, le=limits.GROUP_COMMIT_MS_MAX)] = 5

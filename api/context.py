@@ -1,0 +1,103 @@
+"""What every route of a worker shares."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from topicsd import errors
+from topicsd._native.regions import Shared
+from topicsd._native.scan import Diff, Limits
+from topicsd.api.auth import Keyring
+from topicsd.api.calls import Calls
+from topicsd.api.exchange import Budget, Exchange
+from topicsd.api.polls import Polls
+from topicsd.settings import Settings
+from topicsd.topic_config import check_topic_name
+
+
+class ReaderFace(Protocol):
+    """What is used of topicsd._native.reader.Reader."""
+
+    def find(self, name: bytes) -> int | None: ...
+    def diff(self, slot: int, request: Diff, now_ms: int, started_ns: int = 0, topic_id: int = 0) -> tuple[bytes, bool, int]: ...
+    def state(self, slot: int, now_ms: int, touch: bool = True, started_ns: int = 0) -> bytes: ...
+    def summary(self, slot: int, now_ms: int) -> dict[str, Any]: ...
+    def config(self, slot: int) -> dict[str, Any]: ...
+    def touch(self, slot: int, now_ms: int) -> None: ...
+    def topic_id(self, slot: int) -> int: ...
+
+
+class OrderFace(Protocol):
+    """What is used of topicsd._native.order.Order."""
+
+    def page(self, prefix: bytes, after: bytes | None, limit: int) -> list[tuple[int, bytes]]: ...
+
+
+@dataclass
+class Context:
+    """Bundle the shared memory, the line to the writer and the rules of this server."""
+
+    settings: Settings
+    keyring: Keyring
+    shared: Shared
+    ring: int  # this worker's ring slot
+    reader: ReaderFace
+    order: OrderFace
+    calls: Calls
+    polls: Polls
+    budget: Budget
+    started_ns: int  # when the server started, CLOCK_MONOTONIC
+    draining: bool = False
+    limits: Limits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(
+            max_records=self.settings.max_batch_records,
+            max_record_bytes=self.settings.max_record_bytes,
+            max_meta_bytes=self.settings.max_meta_bytes,
+            max_tag_bytes=self.settings.max_tag_bytes,
+            max_node_bytes=self.settings.max_node_bytes,
+        )
+
+    @property
+    def now_ms(self) -> int:
+        """Return the wall clock in milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    @property
+    def uptime_ms(self) -> int:
+        """Return how long the server runs."""
+        return (time.monotonic_ns() - self.started_ns) // 1_000_000
+
+    def check_ready(self) -> None:
+        """Raise ShuttingDown while the server drains and NotReady while the writer replays."""
+        if self.draining or self.shared.draining:
+            raise errors.ShuttingDown("the server is shutting down")
+        if not self.shared.ready:
+            raise errors.NotReady("the writer replays its log", {"replay_progress": self.replay_progress})
+
+    @property
+    def replay_progress(self) -> float:
+        """Return 0.0 to 1.0."""
+        return self.shared.get("replay_permille") / 1000
+
+    def topic(self, exchange: Exchange) -> str:
+        """Return the path's topic name. Raises Invalid when it breaks the rule."""
+        return check_topic_name(exchange.topic)
+
+    def place(self, name: bytes) -> tuple[int, int] | None:
+        """Find a topic: (slot, topic id), None where it is absent.
+
+        A slot may be given to another topic between two looks, so the name is looked up again after its id was read. An id is never used
+        twice: one that is out of date is noticed by whoever gets it.
+        """
+        slot = self.reader.find(name)
+        while slot is not None:
+            topic_id = self.reader.topic_id(slot)
+            again = self.reader.find(name)
+            if again == slot and topic_id:
+                return slot, topic_id
+            slot = again
+        return None

@@ -1,0 +1,110 @@
+"""What every request passes before its route: 401 → 403 → in-flight 429 → 503; the route goes on with 413 → 415 → 400 → 404 → 409 → 422/429."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import falcon
+import falcon.asgi
+
+from topicsd import errors, limits
+from topicsd.api import answers, queries
+from topicsd.api.auth import Key
+from topicsd.api.context import Context
+from topicsd.api.exchange import Exchange
+from topicsd.topic_config import TopicConfig
+
+EXCHANGE = "topicsd.exchange"  # its place in the ASGI scope
+PROBES = frozenset({"/v0/health", "/v0/ready", "/healthz", "/readyz"})
+
+
+class Route:
+    """Be the base of all resources: which scopes each method needs, and what it serves without."""
+
+    scopes: ClassVar[dict[str, tuple[str, ...]]] = {}
+    needs_ready: ClassVar[bool] = True
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+
+def exchange_of(req: falcon.asgi.Request) -> Exchange:
+    """Return the exchange that belongs to a request."""
+    exchange: Exchange = req.scope[EXCHANGE]
+    return exchange
+
+
+class Gate:
+    """Check every request (Falcon middleware)."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Authenticate: before routing, so that an unknown path is 401 first."""
+        exchange = exchange_of(req)
+        keyring = self._context.keyring
+        if keyring.enabled and (self._context.settings.probe_auth or req.path not in PROBES):
+            key = keyring.find(exchange.headers.get(b"authorization"))
+            if key is None:
+                raise errors.Unauthorized("a valid API key is needed: Authorization: Bearer <key>")
+            exchange.key = key
+
+    async def process_resource(self, req: falcon.asgi.Request, resp: falcon.asgi.Response, resource: object, params: dict[str, Any]) -> None:
+        """Authorize, count in, refuse what cannot be served now; put the decoded name into the exchange."""
+        exchange = exchange_of(req)
+        if not isinstance(resource, Route):
+            return
+        for name in ("topic", "router"):
+            if name in params:
+                exchange.topic = queries.decoded_segment(params.pop(name))
+        method = "GET" if req.method == "HEAD" else req.method
+        needed = resource.scopes.get(method)
+        if needed is None:
+            return  # OPTIONS, or a method this path has not: Falcon answers
+        exchange.query = queries.parse(req.scope.get("query_string", b""))
+        if needed:
+            authorize(exchange.key, needed, exchange.topic)
+        self._enter(exchange)
+        if resource.needs_ready:
+            self._context.check_ready()
+
+    def _enter(self, exchange: Exchange) -> None:
+        most = self._context.settings.max_inflight_per_key
+        if most and exchange.key.index >= 0:
+            if not self._context.shared.inflight_enter(self._context.ring, exchange.key.index, most):
+                self._context.shared.add_worker(self._context.ring, "throttled")
+                raise errors.Throttled("max_inflight_per_key", most)
+            exchange.entered = True
+
+    async def process_response(self, req: falcon.asgi.Request, resp: falcon.asgi.Response, resource: object, req_succeeded: bool) -> None:
+        """Compress what is worth it."""
+        data = resp.data
+        if data is not None and len(data) > limits.GZIP_BYTES_MIN:
+            await answers.compress(exchange_of(req), resp)
+
+
+def authorize(key: Key, needed: tuple[str, ...], name: bytes) -> None:
+    """Raise Forbidden unless the key has the scopes and reaches the name; names under `system.` can only be read. (A §0.2)"""
+    missing = [scope for scope in needed if not key.may(scope)]
+    if missing:
+        raise errors.Forbidden(f"the API key lacks the {missing[0]} scope", {"scope": missing[0]})
+    check_reach(key, name)
+    if name.startswith(limits.SYSTEM_PREFIX.encode()) and needed != ("read",):
+        raise errors.Forbidden(f'names under "{limits.SYSTEM_PREFIX}" are the server\'s own: they can only be read')
+
+
+def check_reach(key: Key, name: bytes) -> None:
+    """Raise Forbidden unless the key's prefix allowlist holds the name."""
+    if name and not key.reaches(name):
+        raise errors.Forbidden("the name is outside the API key's prefixes")
+
+
+def checked_config(members: dict[str, Any], exchange: Exchange, topic: str, prefix: str = "") -> TopicConfig:
+    """Read a topic config, and check that the key reaches the dead-letter topic it names. Raises Invalid, Forbidden."""
+    config = TopicConfig.from_json(members, prefix=prefix, topic=topic)
+    if config.dead_letter is not None:
+        check_reach(exchange.key, config.dead_letter.encode())
+        if config.dead_letter.startswith(limits.SYSTEM_PREFIX):
+            raise errors.Forbidden("dead letters cannot go to a topic of the server's own")
+    return config

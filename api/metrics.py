@@ -1,0 +1,42 @@
+"""`GET /v0/metrics`: Prometheus text, or JSON on request (A §8.3)."""
+
+from __future__ import annotations
+
+import falcon.asgi
+
+from topicsd import errors, limits
+from topicsd.api import answers
+from topicsd.api.gate import Route, exchange_of
+from topicsd.api.reading import reading
+from topicsd.api.topics import names
+from topicsd.metrics import TopicLine, collect, to_json, to_text
+
+
+class Metrics(Route):
+    """Show gauges, the log's counters and the sync histogram; also while the server is not ready."""
+
+    scopes = {"GET": ("read",)}  # noqa: RUF012
+    needs_ready = False
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer all samples; those of topics only for names that the key may see, and at most so many."""
+        context, exchange = self.context, exchange_of(req)
+        lines: list[TopicLine] = []
+        truncated = False
+        if context.shared.ready:
+            found = names(context, exchange, b"", None, limits.METRICS_TOPICS_MAX + 1)
+            truncated = len(found) > limits.METRICS_TOPICS_MAX
+            for slot, name in found[: limits.METRICS_TOPICS_MAX]:
+                try:
+                    with reading():
+                        lines.append(TopicLine.of(context.reader.summary(slot, context.now_ms), name.decode()))
+                except (errors.TopicNotFound, errors.NotReady):
+                    continue
+        samples = collect(context.shared, context.settings.log_shards, context.uptime_ms, lines, truncated)
+        if "application/json" in req.get_header("Accept", default=""):
+            answers.send(resp, to_json(samples))
+        else:
+            resp.content_type = "text/plain; version=0.0.4; charset=utf-8"
+            resp.data = to_text(samples).encode()
+
+    on_head = on_get

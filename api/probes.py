@@ -1,0 +1,56 @@
+"""Liveness and readiness (A §8.1, §8.2)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import falcon.asgi
+
+import topicsd
+from topicsd.api import answers
+from topicsd.api.context import Context
+from topicsd.api.gate import Route
+
+
+class Health(Route):
+    """`GET /v0/health`, `/healthz`: 200 as long as the process can serve."""
+
+    scopes = {"GET": ()}  # noqa: RUF012
+    needs_ready = False
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Say that the process lives."""
+        answers.send(resp, {"status": "ok", "version": topicsd.__version__, "uptime_ms": self.context.uptime_ms})
+
+    on_head = on_get
+
+
+class Ready(Route):
+    """`GET /v0/ready`, `/readyz`: 503 during replay and while the server drains."""
+
+    scopes = {"GET": ()}  # noqa: RUF012
+    needs_ready = False
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Say whether requests are served, and what is wrong if they are with a restriction."""
+        self.context.check_ready()
+        body: dict[str, Any] = {"status": "ready", "wal_replay_complete": True, "topics": self.context.shared.get("topics")}
+        if reasons := restrictions(self.context):
+            body |= {"degraded": True, "reasons": reasons}
+        answers.send(resp, body)
+
+    on_head = on_get
+
+
+def restrictions(context: Context) -> list[str]:
+    """Say in words what does not work: a read-only log, damage that was found."""
+    reasons = []
+    for number in range(context.settings.log_shards):
+        if code := int(str(context.shared.shard(number)["read_only"])):
+            name = errno.errorcode.get(code, str(code))
+            reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")
+    if context.shared.get("degraded"):
+        reasons.append("damage: a range of the log could not be read and was set aside; readers see a tombstone there")
+    return reasons

@@ -1,0 +1,186 @@
+"""The worker process: gunicorn's ASGI worker on uvloop, with our context, our drain and our limits (design notes: what gunicorn does otherwise).
+
+The parts of gunicorn used here are private, hence its narrow pin; tests/api hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+from typing import Any
+
+import structlog
+from gunicorn.asgi import protocol
+from gunicorn.workers import gasgi
+
+from topicsd import errors, limits, processes
+from topicsd.api import errors as wire
+from topicsd.api.calls import Calls
+from topicsd.api.context import Context
+from topicsd.api.exchange import Budget
+from topicsd.api.polls import Polls
+
+log = structlog.get_logger("worker")
+
+DESCRIPTORS_RESERVED = 96  # of RLIMIT_NOFILE: listeners, bells, maps being made, the log's own
+HEARTBEAT_S = 1.0
+PARSER_CODES = {400: "invalid_request", 413: "payload_too_large", 414: "invalid_request", 431: "invalid_request", 501: "invalid_request"}
+
+
+class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
+    """One HTTP/1.1 connection: with a time limit on its first head, and errors of the parser in the envelope."""
+
+    worker: Worker
+
+    def connection_made(self, transport: Any) -> None:
+        """Count in; refuse politely when there are too many."""
+        super().connection_made(transport)
+        worker = self.worker
+        worker.connections.add(self)
+        worker.count("connections", 1)
+        if len(worker.connections) > worker.connections_max:
+            refusal = errors.Throttled("max_connections", worker.connections_max)
+            self._send_envelope(503, refusal, "Retry-After: 1\r\n")
+            self._close_transport()
+            return
+        self._head_timer = worker.loop.call_later(limits.HEAD_MS_MAX / 1000, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count out."""
+        if self in self.worker.connections:
+            self.worker.connections.discard(self)
+            self.worker.count("connections", -1)
+        if (timer := getattr(self, "_head_timer", None)) is not None:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def _on_headers_complete(self) -> Any:
+        self._head_timer.cancel()
+        return super()._on_headers_complete()
+
+    def _head_is_late(self) -> None:
+        self.end_if_idle()
+
+    def end_if_idle(self) -> None:
+        """Close a connection on which no request is being served."""
+        if self._current_request is None and not self._finishing_calls:
+            self._close_transport()
+            if self._request_ready is not None:
+                self._request_ready.set()  # lets its task end now
+
+    def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:
+        error = errors.ClientError(message or "bad request", code=PARSER_CODES.get(status, "internal" if status >= 500 else "invalid_request"))
+        self._send_envelope(status, error, "".join(f"{name}: {value}\r\n" for name, value in extra_headers))
+
+    def _send_envelope(self, status: int, error: errors.TopicsError, extra: str = "") -> None:
+        body = wire.envelope(error)
+        head = (
+            f"HTTP/1.1 {status} {self._get_reason_phrase(status)}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
+        )
+        self._safe_write(head.encode("latin-1") + body)
+
+
+class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
+    """Serve requests on one event loop."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ring = -1  # the arbiter's pre_fork sets both
+        self.runtime: Any = None
+        self.connections: set[Connection] = set()
+        self.connections_max = 1
+        self.context: Context | None = None
+
+    def count(self, name: str, value: int) -> None:
+        """Add to a counter of this worker's line in shared memory."""
+        self.runtime.shared.add_worker(self.ring, name, value)
+
+    # ---- start -----------------------------------------------------------------------------------------------------------------
+
+    def init_process(self) -> None:
+        """Tie this process to the arbiter, then let gunicorn set it up and run it."""
+        processes.die_with(self.ppid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        self.connections_max = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED, 16)
+        # A subclass of the protocol gets the C parser only if the base class has found it (it looks on the base class).
+        protocol.ASGIProtocol._check_h1c_protocol_available()
+        self._stop = asyncio.Event()
+        super().init_process()
+
+    def load_wsgi(self) -> None:
+        """Open this worker's end of the shared memory and build the application on it."""
+        from topicsd._native.order import Order
+        from topicsd._native.port import Port
+        from topicsd._native.reader import Reader
+
+        runtime = self.runtime
+        settings, shared = runtime.settings, runtime.shared
+        port = Port(shared, self.ring)
+        polls = Polls(port)
+        self.context = Context(
+            settings=settings,
+            keyring=runtime.keyring,
+            shared=shared,
+            ring=self.ring,
+            reader=Reader(shared, str(settings.data_dir), settings.max_limit),
+            order=Order(shared),
+            calls=Calls(shared, port, polls),
+            polls=polls,
+            budget=Budget(limits.BODIES_BYTES_MAX // settings.workers),
+            started_ns=runtime.started_ns,
+        )
+        self.asgi = self.app.wsgi()(self.context)
+
+    def handle_exit_signal(self) -> None:
+        """Drain (SIGTERM)."""
+        super().handle_exit_signal()
+        self._stop.set()
+
+    def handle_quit_signal(self) -> None:
+        """End at once (SIGINT, SIGQUIT)."""
+        super().handle_quit_signal()
+        self._stop.set()
+
+    # ---- serve -----------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        assert self.context is not None
+        loop = asyncio.get_running_loop()
+        self.context.calls.open(loop)
+        for listener in self.sockets:
+            self.servers.append(await loop.create_server(lambda: Connection(self), sock=listener.sock, backlog=limits.BACKLOG))
+        gc.collect()
+        gc.freeze()  # what is alive now lives for ever: later collections need not look at it
+        while self.alive:
+            self.notify()
+            if self.ppid != os.getppid():
+                break
+            try:
+                await asyncio.wait_for(self._stop.wait(), HEARTBEAT_S)
+            except asyncio.TimeoutError:  # noqa: UP041
+                continue
+        await self._shutdown()
+        self.context.calls.close(loop)
+
+    async def _shutdown(self) -> None:
+        """Stop accepting, close idle connections at once, let requests finish; long polls answer with what there is."""
+        assert self.context is not None
+        for server in self.servers:
+            server.close()
+        self.context.draining = True
+        self.context.polls.wake(None)
+        deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000
+        while self.connections and not self._quick_shutdown and self.loop.time() < deadline:
+            for connection in list(self.connections):
+                connection.end_if_idle()
+            self.notify()
+            await asyncio.sleep(0.01)
+        if self.connections and not self._quick_shutdown:
+            log.warning("requests are cut off: the drain took too long", connections=len(self.connections))
+        for connection in list(self.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
