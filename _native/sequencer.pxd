@@ -12,39 +12,10 @@
 # Everything here belongs to the writer's one thread. Shared words: see topics.pxd, ring.pxd, log.pxd.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport frame_header, topic_config, topic_slot
+from topicsd._native.batch cimport Batch, Queue
+from topicsd._native.layout cimport frame_header, topic_slot
 from topicsd._native.log cimport Shard
 from topicsd._native.topics cimport Core, Private
-
-cdef enum BatchKind:
-    BATCH_APPEND = 1
-    BATCH_DUPLICATE = 2     # a retry whose first try is still in flight: gets that one's answer
-    BATCH_CALL = 3          # a command of the engine that is done and only waits for its frames to be synced
-    BATCH_CEILING = 4       # a reserved ceiling that holds once it is synced
-
-cdef struct Batch:
-    uint8_t kind
-    uint8_t owned           # `frame` was malloc'ed here
-    uint8_t waits           # must be synced before it is visible
-    uint8_t durable         # class fsync: the answer says what the sync took
-    uint32_t slot
-    uint64_t topic_id
-    uint64_t token
-    int32_t ring            # -1: the engine as a library
-    uint32_t flags          # COMPLETION_*
-    uint32_t outcome        # of a finished batch
-    uint64_t cursor         # its descriptor in the ring
-    frame_header *frame
-    uint64_t first_seq, count, payload
-    uint64_t place          # source << 56 | position of the frame
-    uint64_t end            # log position that must be synced
-    uint64_t started_ns, written_ns
-    uint8_t *answer         # BATCH_CALL: JSON, malloc'ed
-    uint32_t answer_bytes
-
-cdef struct Queue:          # of batches, a growable ring
-    Batch *items
-    uint64_t mask, first, end
 
 cdef class Sequencer:
     cdef Core core
@@ -76,6 +47,11 @@ cdef class Sequencer:
     cdef bint _answer_known_key(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
     cdef uint32_t _refusal(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
     cdef uint64_t _freed_by(self, Batch *batch, topic_slot *topic) noexcept nogil
+    cdef void finish(self, Batch *batch, uint32_t outcome) noexcept nogil
+    cdef void _done(self, int ring, uint64_t cursor) noexcept nogil
+    cdef bint _answer_known_key(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
+    cdef uint32_t _refusal(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
+    cdef uint64_t _freed_by(self, Batch *batch, topic_slot *topic) noexcept nogil
     cdef int admit(self, Batch *batch) noexcept nogil
     cdef uint32_t _stamp(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
     cdef int _place(self, uint32_t number, uint32_t bytes, bint privileged, uint64_t *position) noexcept nogil
@@ -92,8 +68,5 @@ cdef class Sequencer:
     cdef void _end_turn(self) noexcept nogil
     cdef void _forget_watcher(self, int ring) noexcept nogil
     cdef void _sync_shard(self, Shard shard) noexcept
-    cdef void _remember_again(self, uint32_t slot, Private *own) noexcept
-    cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept
-    cdef int _pack(self, topic_config *packed, dict config) except -1
     cdef int replay_append(self, const frame_header *frame, uint64_t position) noexcept nogil
     cdef uint32_t _slot_of(self, uint64_t topic_id) noexcept nogil

@@ -21,7 +21,7 @@ from topicsd._native.log import Shard
 from topicsd._native.log_walk import WalkReport, quarantine
 from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
-from topicsd._native.sequencer import Sequencer, walk_shard
+from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 
@@ -90,7 +90,7 @@ class Store:
             self._take_lock()
         self.shards = [self._shard(number) for number in range(max(options.shards, self._shards_present()))]
         engine_options = options.engine
-        self.sequencer = Sequencer(shared, self.shards, options.ephemeral_bytes_max, engine_options.bytes_max, options.keys_max)
+        self.sequencer = EngineCore(shared, self.shards, options.ephemeral_bytes_max, engine_options.bytes_max, options.keys_max)
         self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
 
     # ---- open ----------------------------------------------------------------------------------------------------------------
@@ -101,12 +101,14 @@ class Store:
         self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
         replayer = recovery.Replayer(self.engine)
         self.sequencer.set_replayer(replayer)
+        self.sequencer.set_replaying(True)
         reports = []
         for number, shard in enumerate(self.shards):
             reports.append(walk_shard(self.sequencer, self.files, shard.directory, number))
             if replayer.failed is not None:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
+        self.sequencer.set_replaying(False)
         found_boot = reports[0].boot_id
         boot = "none" if not found_boot or not any(found_boot) else ("same" if found_boot == self.boot else "other")
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
@@ -140,7 +142,9 @@ class Store:
     def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:
         for number, report in enumerate(reports):
             for damage in report.damaged:
-                self.degraded.append(f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}; {damage.bytes} bytes set aside")
+                self.degraded.append(
+                    f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}; {damage.bytes} bytes set aside"
+                )
             if report.damaged:
                 quarantine(report, os.path.join(self.directory, "quarantine"), number)
         placed = self.sequencer.replay_report()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from topicsd._native.sequencer import Sequencer
+from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
@@ -45,7 +45,7 @@ class Engine:
     topic id that may be used and returns the next durable one.
     """
 
-    def __init__(self, sequencer: Sequencer, clock: Clock, options: Options, reserve_ids: Callable[[int], int]) -> None:
+    def __init__(self, sequencer: EngineCore, clock: Clock, options: Options, reserve_ids: Callable[[int], int]) -> None:
         self.sequencer = sequencer
         self.clock = clock
         self.options = options

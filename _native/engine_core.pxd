@@ -1,0 +1,16 @@
+# What the engine's Python commands may do to the sequencer's state: control frames, the topic table, floors, ceilings, replay.
+#
+# Same thread, same words, same rules as sequencer.pxd. A command sees a settled topic (`wait_synced`): no batch of it is in flight. Its frame
+# is written before it is applied, and it is visible at once; only the answer waits for the sync. So a command that a power cut takes
+# back was never answered, and one that a failed sync leaves in doubt is copied into the next log file (topicsd/store.py, heal).
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from topicsd._native.layout cimport topic_config
+from topicsd._native.sequencer cimport Sequencer
+from topicsd._native.topics cimport Private
+
+
+cdef class EngineCore(Sequencer):
+    cdef void _remember_again(self, uint32_t slot, Private *own) noexcept
+    cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept
+    cdef int _pack(self, topic_config *packed, dict config) except -1
