@@ -21,9 +21,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 log = structlog.get_logger("api")
 
 
-def make_falcon(context: Context) -> falcon.asgi.App:
+def make_falcon(context: Context) -> Any:
     """Build the Falcon application."""
-    app: falcon.asgi.App = falcon.asgi.App(middleware=[Gate(context)])
+    app: Any = falcon.asgi.App(middleware=[Gate(context)])
     app.req_options.strip_url_path_trailing_slash = False
     app.resp_options.default_media_type = falcon.MEDIA_JSON
     for path, route in {

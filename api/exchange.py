@@ -162,11 +162,9 @@ class Exchange:
     @property
     def owes_body(self) -> bool:
         """Tell whether the client may still be sending."""
-        return (
-            not self._whole
-            and (b"content-length" in self.headers or b"transfer-encoding" in self.headers)
-            and self.headers.get(b"content-length") != b"0"
-        )
+        if self._whole:
+            return False
+        return b"transfer-encoding" in self.headers or self.headers.get(b"content-length", b"0") != b"0"
 
     @property
     def spent_us(self) -> int:
@@ -184,8 +182,10 @@ def inflate(body: bytes) -> Iterator[bytes]:
             rest = engine.unconsumed_tail
             if piece:
                 yield piece
-            elif not engine.eof and not rest:
-                raise EOFError("gzip stream cut short")
+            elif not rest:
+                break  # nothing comes out and nothing is left to go in
+        if not engine.eof:
+            raise EOFError("gzip stream cut short")
         rest = engine.unused_data
 
 

@@ -37,24 +37,22 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         """Count in; refuse politely when there are too many."""
-        super().connection_made(transport)
         worker = self.worker
+        self._head_timer = worker.loop.call_later(limits.HEAD_MS_MAX / 1000, self._head_is_late)
+        super().connection_made(transport)
         worker.connections.add(self)
         worker.count("connections", 1)
         if len(worker.connections) > worker.connections_max:
             refusal = errors.Throttled("max_connections", worker.connections_max)
             self._send_envelope(503, refusal, "Retry-After: 1\r\n")
             self._close_transport()
-            return
-        self._head_timer = worker.loop.call_later(limits.HEAD_MS_MAX / 1000, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count out."""
         if self in self.worker.connections:
             self.worker.connections.discard(self)
             self.worker.count("connections", -1)
-        if (timer := getattr(self, "_head_timer", None)) is not None:
-            timer.cancel()
+        self._head_timer.cancel()
         super().connection_lost(exc)
 
     def _on_headers_complete(self) -> Any:

@@ -72,6 +72,8 @@ def _run_keeper(shared: Shared, settings: Settings) -> int:
 class Supervisor(Arbiter):  # type: ignore[misc]
     """Supervise all processes of one server."""
 
+    LISTENERS: list[Any]
+
     def __init__(self, app: Application) -> None:
         self.shared = app.shared
         self.settings = app.settings
