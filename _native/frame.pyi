@@ -1,5 +1,7 @@
-from collections.abc import Buffer, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from typing_extensions import Buffer
 
 VALID: int
 NONE: int

@@ -15,8 +15,8 @@
 #
 # Owner: whoever holds the request; nothing is shared between threads. A WriteRequest points into the body, so the body must
 # outlive it (the class Write sees to that); the texts of diffs and deletes stand in an arena of their own.
-# Code: json_scan.h syntax, scan_text.h canonical strings, scan_object.h members and complaints, scan_impl.c write and encoding,
-# scan_read.h diff and delete. A struct must be zeroed before its first use; it is reused by scanning into it again.
+# Code: json_scan.h syntax, scan_text.h canonical strings, scan_object.h members and complaints, scan_impl.c write,
+# scan_encode.h its encoding, scan_read.h diff and delete. A struct must be zeroed before its first use; it is reused by scanning into it again.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "scan_impl.h" nogil:

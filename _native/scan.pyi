@@ -1,5 +1,6 @@
-from collections.abc import Buffer
 from typing import Any, final
+
+from typing_extensions import Buffer
 
 NODES_MAX: int
 KEY_CHARACTERS_MAX: int
@@ -15,6 +16,7 @@ class BadRequest(ValueError):
 
 def canonical(text: str) -> bytes: ...
 def header_key(text: str, max_characters: int = 256) -> bytes: ...
+
 @final
 class Limits:
     def __init__(
