@@ -24,7 +24,7 @@ class Frame(NamedTuple):
     type: int
     flags: int
     shard: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     topic_id: int
     base_seq: int
     ts: int
