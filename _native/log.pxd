@@ -64,6 +64,7 @@ cdef class Shard:
 
     # Reserve `frame_bytes` (multiple of 8) and give the position. 0; LOG_FLUSH_FIRST; -ENOSPC: no room but the reserve (which `privileged`
     # frames may use: deletes, floors, topic deletes, marks); -EROFS: poisoned; -EFBIG: more files than rows.
+    # A place that no frame is queued for before the next place or flush is given back.
     # May rotate, and then queues the new file's START by itself. Blocks only when the next file is not ready in time.
     cdef int place(self, uint32_t frame_bytes, bint privileged, uint64_t *position) noexcept nogil
     # Add a placed, stamped (position, synced, shard) and sealed frame to the group.
@@ -97,14 +98,16 @@ cdef class Shard:
     cdef int mark(self, uint64_t ts) noexcept nogil
 
     # After poisoning: in a new file say that frames at or above `previous_end` are void, and append copies of `frames` (each iovec one whole
-    # frame that stays valid, restamped here with a new position). Synced when it returns 0. The shard stays read-only.
+    # frame that stays valid, restamped here with a new position). Synced when it returns 0. The shard stays read-only. Done once, it does
+    # nothing more until `resume`.
     cdef int void_after(self, uint64_t previous_end, const iovec *frames, int count) noexcept nogil
-    # After poisoning by ENOSPC: go on in a new file. 0: the shard takes writes again. `previous_end` is `written` unless the caller knows
-    # that less was published.
+    # After poisoning by ENOSPC: go on in a new file (behind the copies, when void_after has made one; `previous_end` is ignored then).
+    # 0: the shard takes writes again. `previous_end` is `written` unless the caller knows that less was published.
     cdef int resume(self, uint64_t previous_end) noexcept nogil
 
     # private
     cdef void close_files(self) noexcept nogil
+    cdef void drop_unqueued(self) noexcept nogil
     cdef void forget_group(self) noexcept nogil
     cdef void begin_file_group(self) noexcept nogil
     cdef void poison_with(self, int error) noexcept nogil
@@ -116,6 +119,7 @@ cdef class Shard:
     cdef int sync_pass(self) noexcept nogil
     cdef void count_sync(self, uint64_t took_us) noexcept nogil
     cdef void ring(self, control *bell) noexcept nogil
+    cdef int resume_in_void_file(self) noexcept nogil
     cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw, uint64_t total) noexcept nogil
     cdef make_directory(self)
     cdef sync_file(self, bytes path)

@@ -6,7 +6,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport abort, calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.fcntl cimport O_CREAT, O_RDWR, O_TRUNC
 from posix.uio cimport iovec
@@ -15,7 +15,7 @@ from topicsd._native.atomics cimport (
     add_32, cas_64, clock_mono_ns, clock_wall_ms, fence_seq_cst, futex_wait, futex_wake, load_acquire_64, load_relaxed_64, load_seq_cst_32,
     load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
 )
-from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem
+from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem, real_files
 from topicsd._native.frame cimport frame_body, frame_seal
 from topicsd._native.layout cimport (
     FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_MARK, FRAME_START, FSYNC_BUCKETS, LOG_FILES_MAX, LOG_FORMAT_VERSION, control, frame_header,
@@ -55,6 +55,9 @@ cdef struct ShardState:
     TailFile current
     uint64_t end                      # position after the last placed frame
     uint64_t group_start              # position of the first byte of the group
+    uint64_t queued_end               # position after the last queued frame
+    TailFile void_file                # what void_after has written, for resume
+    uint64_t void_end                 # position after it; 0: none
     bint group_has_start              # the group begins with the START of a new file
     uint32_t placed, queued           # frames of the group
     uint32_t parts                    # iovecs; adjacent frames share one
@@ -221,6 +224,7 @@ cdef class Shard:
 
     def __dealloc__(self):
         if self.state != NULL:
+            self.state.files = real_files()  # the seam's owner may be gone already, and nobody watches any more
             self.close_files()
             free(self.state.zeroes)
             pthread_mutex_destroy(&self.state.lock)
@@ -238,7 +242,9 @@ cdef class Shard:
         s.tail_count = 0
         if s.prepared_ready:
             s.files.close(s.files.context, s.prepared.fd)
-        s.prepared_ready = 0
+        if s.void_end:
+            s.files.close(s.files.context, s.void_file.fd)
+        s.prepared_ready = s.void_end = 0
         s.running = False
 
     cdef void attach(self, shard_line *line, log_file_row *rows) noexcept nogil:
@@ -266,10 +272,12 @@ cdef class Shard:
 
     cdef int place(self, uint32_t frame_bytes, bint privileged, uint64_t *position) noexcept nogil:
         cdef ShardState *s = self.state
-        cdef uint64_t left = s.current.first_position + s.current.bytes - s.end
+        cdef uint64_t left
         cdef int result
         if load_acquire_64(&s.poison) or not s.running:
             return -EROFS
+        self.drop_unqueued()
+        left = s.current.first_position + s.current.bytes - s.end
         if frame_bytes > left or s.placed >= PARTS_MAX - 1:
             if s.placed:
                 return LOG_FLUSH_FIRST
@@ -284,15 +292,24 @@ cdef class Shard:
                 return result
         position[0] = s.end
         if not s.placed:
-            s.group_start = s.end
+            s.group_start = s.queued_end = s.end
         s.placed += 1
         s.end += frame_bytes
         return 0
+
+    cdef void drop_unqueued(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        if s.placed != s.queued:
+            s.end = s.queued_end
+            s.placed = s.queued
 
     cdef void queue(self, const void *raw, uint32_t bytes) noexcept nogil:
         cdef ShardState *s = self.state
         cdef const frame_header *frame = <const frame_header *>raw
         cdef iovec *last = &s.part[s.parts - 1] if s.parts else NULL
+        if frame.position != s.queued_end or s.queued_end + bytes > s.end:
+            abort()  # not the frame that was placed: writing it would tear the log
+        s.queued_end += bytes
         s.stamped = max(s.stamped, frame.synced)
         if frame.type != FRAME_MARK:
             s.frames_end = frame.position + bytes
@@ -310,6 +327,7 @@ cdef class Shard:
         cdef uint32_t done = 0
         cdef int count
         cdef int64_t result
+        self.drop_unqueued()
         if not s.placed:
             return 0
         if load_acquire_64(&s.poison):
@@ -348,13 +366,14 @@ cdef class Shard:
 
     cdef void forget_group(self) noexcept nogil:
         cdef ShardState *s = self.state
-        s.end = s.group_start
+        if s.placed:
+            s.end = s.queued_end = s.group_start
         s.placed = s.queued = s.parts = 0
         s.group_has_start = False
 
     cdef void begin_file_group(self) noexcept nogil:
         cdef ShardState *s = self.state
-        s.group_start = s.current.first_position
+        s.group_start = s.queued_end = s.current.first_position
         s.end = s.group_start + LOG_START_BYTES
         s.placed = 1
         s.group_has_start = True
@@ -448,7 +467,7 @@ cdef class Shard:
         cdef frame_header *frame = <frame_header *>&s.mark_frame[0]
         cdef uint64_t position, synced = self.synced()
         cdef int result
-        if s.placed or s.stamped >= s.frames_end or synced < s.frames_end:
+        if s.placed or s.stamped >= s.frames_end or synced < s.frames_end or load_acquire_64(&s.poison):
             return 0
         if FRAME_HEADER_BYTES > s.current.first_position + s.current.bytes - s.end and not load_acquire_64(&s.prepared_ready):
             return 0  # a mark is never a reason to wait
@@ -624,6 +643,8 @@ cdef class Shard:
         cdef int result, k
         if not load_acquire_64(&s.poison):
             return -EINVAL
+        if s.void_end:
+            return 0  # done: once more would void the copies
         for k in range(count):
             total += frames[k].iov_len
         raw = <uint8_t *>malloc(total)
@@ -640,7 +661,11 @@ cdef class Shard:
         pthread_mutex_unlock(&s.make_lock)
         if result == 0:
             result = self.write_copies(&made, previous_end, frames, count, raw, total)
-            s.files.close(s.files.context, made.fd)
+            if result == 0:
+                s.void_file = made
+                s.void_end = made.first_position + total
+            else:
+                s.files.close(s.files.context, made.fd)
         free(raw)
         return result
 
@@ -673,9 +698,11 @@ cdef class Shard:
             return 0
         if not no_room(<int>poison) or load_acquire_64(&s.sync_failed):
             return -EROFS
+        self.forget_group()
+        if s.void_end:
+            return self.resume_in_void_file()
         if self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
             return -ENOSPC
-        self.forget_group()
         result = self.rotate(previous_end)
         if result < 0:
             return result
@@ -687,6 +714,30 @@ cdef class Shard:
         if result == 0:
             self.clear_read_only()
         return result
+
+    cdef int resume_in_void_file(self) noexcept nogil:
+        # Another START would void the copies: go on behind them.
+        cdef ShardState *s = self.state
+        cdef int result
+        if self.line.files >= LOG_FILES_MAX:
+            return -EFBIG
+        if s.tail_count > LOG_UNSYNCED_FILES_MAX - 1 and self.sync_pass() < 0:
+            return -EROFS
+        s.current = s.void_file
+        s.end = s.group_start = s.queued_end = s.frames_end = s.void_end
+        s.void_end = 0
+        pthread_mutex_lock(&s.lock)
+        s.tail[s.tail_count] = s.current
+        s.tail_count += 1
+        pthread_mutex_unlock(&s.lock)
+        self.add_row(s.current.first_position, s.current.bytes)
+        store_release_64(&self.line.written, s.end)
+        result = self.sync_pass()
+        if result < 0:
+            return result
+        store_release_64(&s.poison, 0)
+        self.clear_read_only()
+        return 0
 
     # ---- Python ---------------------------------------------------------------------------------------------------------
 
