@@ -5,7 +5,7 @@
 #                               |                              0 no page; 1..7 a page inside a hole, the number is its loss_reason;
 #                               +-> [ 1024 entries ]           else the page stands at number * 4096
 #
-# The region begins with struct IndexHeader (the writer's allocator); slabs are powers of two from 64 B to 16 MiB, pages 24 KiB.
+# Slabs and pages come from slabs.pxd. A page number that was freed becomes 0; the directory is shifted later.
 #
 # word                             written by  order                               a stale read means
 # an entry                         writer      before head (release)               nothing: it is above the head that was read
@@ -19,31 +19,11 @@
 # Paged, index_base moves by whole pages. The index ends at `head` between two calls; the caller moves head after index_append and
 # index_hole, and `earliest` before index_trim. What lies below `earliest` may also go when the index grows.
 # Owner: the writer.
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from topicsd._native.layout cimport index_entry, topic_slot
-from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.regions cimport Regions
 from topicsd._native.table cimport TopicView
-
-cdef enum:
-    SLAB_CLASSES = 19              # 64 B << class
-    SLAB_MIN_SHIFT = 6
-    INDEX_HEADER_BYTES = 32768     # so that no page has a number below 8
-    INDEX_UNIT_BYTES = 4096        # a page's number counts these
-    INDEX_PAGE_BYTES = 24576
-    SLAB_RUN_BYTES = 65536         # small slabs are carved from runs
-    SLAB_PUNCH_MIN = 65536         # a freed slab from this size on gives its memory back, but for its first 4 KiB
-    PAGES_RESIDENT_MAX = 256       # freed pages kept warm; more are given back
-
-cdef struct IndexHeader:           # the writer's own; all zero is an empty region
-    uint64_t used                  # bytes handed out from the front, 0 = INDEX_HEADER_BYTES
-    uint64_t run_at, run_end       # what is left of the run
-    uint64_t slabs[SLAB_CLASSES]   # free slabs by class, linked through their first word
-    uint64_t resident              # free pages with memory, linked likewise
-    uint64_t resident_count
-    uint64_t stack                 # a free page that holds numbers of free pages without memory: u64 next stack, u64 count, u32 ...
-    uint64_t bytes_in_use          # of slabs and pages that are not free
-    uint64_t free_slot             # table.pyx: first free slot + 1
 
 # ---- the writer
 cdef void index_reset(Regions *regions) noexcept nogil
@@ -54,9 +34,6 @@ cdef index_entry *index_at(const Regions *regions, const topic_slot *topic, uint
 cdef uint32_t index_hole_reason(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil   # 0: `seq` is in no hole
 cdef void index_trim(Regions *regions, topic_slot *topic, uint64_t below_seq) noexcept nogil
 cdef void index_drop(Regions *regions, topic_slot *topic) noexcept nogil
-cdef uint64_t slab_take(Regions *regions, uint32_t slab_class) noexcept nogil                     # an offset, 0 when the region is full
-cdef void slab_give(Regions *regions, uint64_t offset, uint32_t slab_class) noexcept nogil
-cdef uint32_t slab_class_for(uint64_t bytes) noexcept nogil                                       # SLAB_CLASSES when too large
 
 # ---- any process; check view_still afterwards
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
@@ -65,6 +42,3 @@ cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view,
 # Last seq of the hole that holds `seq`, whatever its reasons (the first one is told); 0 when `seq` is in no hole or out of range.
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil
 
-
-cdef class Index:
-    cdef readonly Shared shared

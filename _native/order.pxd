@@ -12,7 +12,7 @@
 # against their bounds before they are followed. Owner: the writer; a new one calls order_reset.
 from libc.stdint cimport uint32_t, uint64_t
 
-from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.regions cimport Regions
 
 cdef enum:
     ORDER_HEADER_BYTES = 4096
@@ -36,7 +36,3 @@ cdef void order_remove(Regions *regions, uint32_t slot) noexcept nogil
 # ---- any process
 # The next slot in name order behind `after` (or at it, if `inclusive`); NO_SLOT at the end, or when the writer died in a change.
 cdef uint32_t order_next(const Regions *regions, const char *after, uint32_t after_bytes, bint inclusive) noexcept nogil
-
-
-cdef class Order:
-    cdef readonly Shared shared

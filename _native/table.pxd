@@ -23,15 +23,24 @@
 # A free slot keeps its last numbers (the head that a deleted topic had) and its watchers; its `next_seq` links the list of free slots.
 # Owner: the writer. A new writer calls table_reset before anything else; versions only ever grow, so no old view survives it.
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
-from topicsd._native.atomics cimport fence_release, store_relaxed_64, store_release_64
-from topicsd._native.layout cimport topic_config, topic_slot
-from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.atomics cimport (
+    fence_acquire, fence_release, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64,
+)
+from topicsd._native.layout cimport NAME_BYTES_MAX, topic_config, topic_slot
+from topicsd._native.regions cimport Regions
 
 cdef enum:
     VIEW_OK = 0
     VIEW_GONE = 1     # the slot holds no topic
     VIEW_BUSY = 2     # the writer was in the way too often, or died there; or the view is older than the index: take it again
+
+    TAKE_TRIES = 1000 # a lock is held for at most some microseconds, unless its holder was stopped or has died
+    TAKE_SPINS = 64   # then let the holder run
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
 
 cdef struct TopicView:      # one consistent copy of a slot
     uint64_t generation, version, topic_id
@@ -45,8 +54,6 @@ cdef struct TopicView:      # one consistent copy of a slot
 
 # ---- any process
 cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name_bytes) noexcept nogil    # slot or NO_SLOT
-cdef int view_take(const Regions *regions, uint32_t slot, TopicView *out) noexcept nogil                  # VIEW_OK, _GONE, _BUSY
-cdef bint view_still(const Regions *regions, uint32_t slot, const TopicView *view) noexcept nogil         # nothing under the lock has moved
 # The name, not NUL-terminated, or NULL when there is none; what it points at counts only if view_still says so afterwards.
 cdef const char *config_dead_letter(const Regions *regions, const topic_config *config, uint32_t *name_bytes) noexcept nogil
 
@@ -68,5 +75,49 @@ cdef inline void slot_unlock(topic_slot *topic) noexcept nogil:
     store_release_64(&topic.version, topic.version + 1)
 
 
-cdef class Table:
-    cdef readonly Shared shared
+cdef inline bint view_still(const Regions *regions, uint32_t slot, const TopicView *view) noexcept nogil:
+    # Nothing under the lock has moved since the view was taken.
+    fence_acquire()
+    return load_relaxed_64(&regions.table[slot].version) == view.version and load_relaxed_64(&regions.control.generation) == view.generation
+
+
+cdef inline int view_take(const Regions *regions, uint32_t slot, TopicView *out) noexcept nogil:
+    cdef const topic_slot *topic
+    cdef uint64_t version
+    cdef int tries
+    if slot >= regions.topics_max:
+        return VIEW_GONE
+    topic = &regions.table[slot]
+    for tries in range(TAKE_TRIES):
+        out.generation = load_acquire_64(&regions.control.generation)
+        version = load_acquire_64(&topic.version)
+        if version & 1:
+            if tries >= TAKE_SPINS:
+                sched_yield()
+            continue
+        out.version = version
+        # Head first: what was appended before it, and the growth that made room for it, is in the fields read after it, or the version differs.
+        out.head = load_acquire_64(&topic.head)
+        out.topic_id = load_relaxed_64(&topic.topic_id)
+        out.config = topic.config
+        out.index_base = topic.index_base
+        out.index_offset = topic.index_offset
+        out.index_capacity = topic.index_capacity
+        out.index_paged = topic.index_paged
+        out.name_bytes = topic.name_bytes
+        if out.name_bytes <= NAME_BYTES_MAX:
+            memcpy(out.name, topic.name, out.name_bytes)
+        out.durable_head = load_relaxed_64(&topic.durable_head)
+        out.earliest = load_relaxed_64(&topic.earliest)
+        out.cap_lost = load_relaxed_64(&topic.cap_lost)
+        out.ttl_lost = load_relaxed_64(&topic.ttl_lost)
+        out.count = load_relaxed_64(&topic.count)
+        out.bytes = load_relaxed_64(&topic.bytes)
+        out.last_write_ms = load_relaxed_64(&topic.last_write_ms)
+        out.last_read_ms = load_relaxed_64(&topic.last_read_ms)
+        out.holes = load_relaxed_64(&topic.holes)
+        if not view_still(regions, slot, out):
+            continue
+        out.name[out.name_bytes] = 0
+        return VIEW_OK if out.topic_id != 0 else VIEW_GONE
+    return VIEW_BUSY

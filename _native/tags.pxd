@@ -63,7 +63,3 @@ cdef uint64_t tags_eq(Tags *tags, const uint8_t *tag, uint32_t tag_bytes, TagVis
 cdef uint64_t tags_prefix(Tags *tags, const uint8_t *prefix, uint32_t prefix_bytes, TagVisit visit, void *context) noexcept nogil
 cdef void tags_drop_below(Tags *tags, uint64_t seq) noexcept nogil
 cdef uint64_t tags_memory(const Tags *tags) noexcept nogil
-
-
-cdef class TagIndex:
-    cdef Tags *tags
