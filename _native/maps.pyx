@@ -9,7 +9,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 import os
 
-from topicsd._native.atomics cimport load_acquire_64, store_release_64
+from topicsd._native.atomics cimport load_acquire_64
 from topicsd._native.layout cimport LOG_FILES_MAX, SHARDS_MAX, log_file_row
 from topicsd._native.regions cimport Shared
 
@@ -27,7 +27,7 @@ cdef enum:
 cdef int maps_init(Maps *maps, const Regions *regions, const char *data_dir, uint32_t count_max) noexcept nogil:
     memset(maps, 0, sizeof(Maps))
     maps.regions = regions
-    maps.count_max = min(max(count_max, 1), <uint32_t>MAPS_MAX)
+    maps.count_max = min(max(count_max, <uint32_t>1), <uint32_t>MAPS_MAX)
     if strlen(data_dir) >= DIRECTORY_BYTES_MAX:
         return -ENAMETOOLONG
     memcpy(maps.directory, data_dir, strlen(data_dir) + 1)
@@ -239,18 +239,3 @@ cdef class MapCache:
     def drop(self):
         """Unmap every file."""
         maps_drop_all(&self.maps)
-
-
-def lay_files(Shared shared not None, uint32_t shard, rows):
-    """Fill a shard's file table as the writer does, for tests: rows are (first_position, bytes, retired), sorted."""
-    cdef log_file_row *out
-    cdef uint64_t count = 0
-    if shard >= SHARDS_MAX or len(rows) > LOG_FILES_MAX:
-        raise ValueError("no such shard, or too many files")
-    for first_position, size, retired in rows:
-        out = shared.r.files + <uint64_t>shard * LOG_FILES_MAX + count
-        out.first_position = first_position
-        out.bytes = size
-        store_release_64(&out.retired, retired)
-        count += 1
-    store_release_64(&shared.r.control.shards[shard].files, count)

@@ -2,7 +2,6 @@
 
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport free, realloc
-from libc.string cimport strlen
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
@@ -46,12 +45,11 @@ cdef void buffer_shrink(Buffer *buffer) noexcept nogil:
 
 cdef uint8_t *put_u64(uint8_t *at, uint64_t value) noexcept nogil:
     cdef uint8_t digits[20]
-    cdef uint32_t first = 20, pair
+    cdef uint32_t first = 20
     while value >= 100:
-        pair = <uint32_t>(value % 100)
-        value //= 100
         first -= 2
-        memcpy(&digits[first], PAIRS + 2 * pair, 2)
+        memcpy(&digits[first], PAIRS + 2 * (value % 100), 2)
+        value //= 100
     if value >= 10:
         first -= 2
         memcpy(&digits[first], PAIRS + 2 * value, 2)
@@ -72,7 +70,7 @@ cdef uint8_t *put_i64(uint8_t *at, int64_t value) noexcept nogil:
 cdef uint8_t *put_ms(uint8_t *at, uint64_t us) noexcept nogil:
     cdef uint32_t rest = <uint32_t>(us % 1000)
     if us == 0:
-        return put_bytes(at, b"0.0", 3)
+        return put_text(at, b"0.0")
     at = put_u64(at, us // 1000)
     at[0] = 46
     at[1] = <uint8_t>(48 + rest // 100)
@@ -80,25 +78,40 @@ cdef uint8_t *put_ms(uint8_t *at, uint64_t us) noexcept nogil:
     return at + 4
 
 
-cdef inline uint8_t *_member(uint8_t *at, const char *name) noexcept nogil:
-    """`name` is the text between two values, `,"x":`."""
-    return put_bytes(at, name, strlen(name))
+cdef void _remember(RecordText *text, uint64_t hundreds, uint64_t ts) noexcept nogil:
+    cdef uint8_t *end = put_text(text.seq, b'{"$seq":')
+    text.seq_count = <uint32_t>((put_u64(end, hundreds) if hundreds else end) - text.seq)
+    text.hundreds = hundreds
+    text.ts_count = <uint32_t>(put_u64(put_text(text.time, b',"$ts":'), ts) - text.time)
+    text.ts = ts
 
 
-cdef uint8_t *put_record(uint8_t *at, uint64_t seq, uint64_t ts, const record_entry *entry, bint tags, bint meta) noexcept nogil:
-    at = put_u64(put_bytes(at, b'{"$seq":', 8), seq)
-    at = put_u64(put_bytes(at, b',"$ts":', 7), ts)
+cdef uint8_t *put_record(uint8_t *at, RecordText *text, uint64_t seq, uint64_t ts, const record_entry *entry, bint tags, bint data,
+                         bint meta) noexcept nogil:
+    if seq // 100 != text.hundreds or ts != text.ts or text.ts_count == 0:
+        _remember(text, seq // 100, ts)
+    memcpy(at, text.seq, sizeof(text.seq))
+    at += text.seq_count
+    if seq >= 10:
+        memcpy(at, PAIRS + 2 * (seq % 100), 2)
+        at += 2
+    else:
+        at[0] = <uint8_t>(48 + seq)
+        at += 1
+    memcpy(at, text.time, sizeof(text.time))
+    at += text.ts_count
     if entry_has_node(entry):
-        at = put_bytes(put_bytes(at, b',"$node":"', 10), entry_node(entry), entry.node_bytes)
+        at = put_bytes(put_text(at, b',"$node":"'), entry_node(entry), entry.node_bytes)
         at[0] = 34
         at += 1
     if tags and entry_has_tag(entry):
-        at = put_bytes(put_bytes(at, b',"$tag":"', 9), entry_tag(entry), entry.tag_bytes)
+        at = put_bytes(put_text(at, b',"$tag":"'), entry_tag(entry), entry.tag_bytes)
         at[0] = 34
         at += 1
-    at = put_bytes(put_bytes(at, b',"data":', 8), entry_data(entry), entry.data_bytes)
+    if data:
+        at = put_bytes(put_text(at, b',"data":'), entry_data(entry), entry.data_bytes)
     if meta and entry.meta_bytes:
-        at = put_bytes(put_bytes(at, b',"meta":', 8), entry_meta(entry), entry.meta_bytes)
+        at = put_bytes(put_text(at, b',"meta":'), entry_meta(entry), entry.meta_bytes)
     at[0] = 125
     return at + 1
 
@@ -119,14 +132,14 @@ cdef const char *reason_name(uint32_t reason) noexcept nogil:
 
 cdef uint8_t *put_tombstone(uint8_t *at, const Tombstone *tombstone) noexcept nogil:
     if tombstone.reason == 0:
-        return put_bytes(at, b"null", 4)
-    at = put_u64(_member(at, b'{"gap_from":'), tombstone.gap_from)
-    at = put_u64(_member(at, b',"gap_to":'), tombstone.gap_to)
-    at = _member(_member(at, b',"reason":"'), reason_name(tombstone.reason))
-    at = put_u64(_member(at, b'","missed_estimate":'), tombstone.gap_to + 1 - tombstone.gap_from)
-    at = put_u64(_member(at, b',"earliest_seq":'), tombstone.earliest)
-    at = put_u64(_member(at, b',"head_seq":'), tombstone.head)
-    return put_bytes(at, b"}", 1)
+        return put_text(at, b"null")
+    at = put_u64(put_text(at, b'{"gap_from":'), tombstone.gap_from)
+    at = put_u64(put_text(at, b',"gap_to":'), tombstone.gap_to)
+    at = put_text(put_text(at, b',"reason":"'), reason_name(tombstone.reason))
+    at = put_u64(put_text(at, b'","missed_estimate":'), tombstone.gap_to + 1 - tombstone.gap_from)
+    at = put_u64(put_text(at, b',"earliest_seq":'), tombstone.earliest)
+    at = put_u64(put_text(at, b',"head_seq":'), tombstone.head)
+    return put_text(at, b"}")
 
 
 cdef const char *_class_name(uint8_t durability) noexcept nogil:
@@ -138,29 +151,29 @@ cdef const char *_class_name(uint8_t durability) noexcept nogil:
 
 
 cdef uint8_t *put_config(uint8_t *at, const topic_config *config, const char *dead_letter, uint32_t dead_letter_bytes) noexcept nogil:
-    at = _member(at, b'{"type":"queue"' if config.type == TOPIC_QUEUE else b'{"type":"log"')
-    at = put_u64(_member(at, b',"ttl_ms":'), config.ttl_ms)
-    at = put_u64(_member(at, b',"cap_records":'), config.cap_records)
-    at = put_u64(_member(at, b',"cap_bytes":'), config.cap_bytes)
-    at = _member(at, b',"discard":"reject"' if config.discard == DISCARD_REJECT else b',"discard":"old"')
-    at = put_bool(_member(at, b',"durable":'), config.durability == CLASS_FSYNC)
-    at = _member(_member(at, b',"durability":"'), _class_name(config.durability))
-    at = _member(at, b'","priority":')
-    at = put_i64(at, config.priority) if config.flags & TOPIC_HAS_PRIORITY else put_bytes(at, b"null", 4)
-    at = put_bool(_member(at, b',"auto_priority":'), config.flags & TOPIC_AUTO_PRIORITY)
-    at = put_bool(_member(at, b',"auto_create":'), config.flags & TOPIC_AUTO_CREATE)
-    at = put_u64(_member(at, b',"idempotency_window_ms":'), config.idempotency_window_ms)
-    at = put_bool(_member(at, b',"dedupe_node":'), config.flags & TOPIC_DEDUPE_NODE)
-    at = put_u64(_member(at, b',"lease_ms":'), config.lease_ms)
-    at = put_u64(_member(at, b',"claim_jitter_ms":'), config.claim_jitter_ms)
-    at = put_u64(_member(at, b',"max_deliveries":'), config.max_deliveries)
+    at = put_text(at, b'{"type":"queue"' if config.type == TOPIC_QUEUE else b'{"type":"log"')
+    at = put_u64(put_text(at, b',"ttl_ms":'), config.ttl_ms)
+    at = put_u64(put_text(at, b',"cap_records":'), config.cap_records)
+    at = put_u64(put_text(at, b',"cap_bytes":'), config.cap_bytes)
+    at = put_text(at, b',"discard":"reject"' if config.discard == DISCARD_REJECT else b',"discard":"old"')
+    at = put_bool(put_text(at, b',"durable":'), config.durability == CLASS_FSYNC)
+    at = put_text(put_text(at, b',"durability":"'), _class_name(config.durability))
+    at = put_text(at, b'","priority":')
+    at = put_i64(at, config.priority) if config.flags & TOPIC_HAS_PRIORITY else put_text(at, b"null")
+    at = put_bool(put_text(at, b',"auto_priority":'), config.flags & TOPIC_AUTO_PRIORITY)
+    at = put_bool(put_text(at, b',"auto_create":'), config.flags & TOPIC_AUTO_CREATE)
+    at = put_u64(put_text(at, b',"idempotency_window_ms":'), config.idempotency_window_ms)
+    at = put_bool(put_text(at, b',"dedupe_node":'), config.flags & TOPIC_DEDUPE_NODE)
+    at = put_u64(put_text(at, b',"lease_ms":'), config.lease_ms)
+    at = put_u64(put_text(at, b',"claim_jitter_ms":'), config.claim_jitter_ms)
+    at = put_u64(put_text(at, b',"max_deliveries":'), config.max_deliveries)
     if dead_letter_bytes:
-        at = put_bytes(_member(at, b',"dead_letter":"'), dead_letter, dead_letter_bytes)
-        at = put_bytes(at, b'"', 1)
+        at = put_bytes(put_text(at, b',"dead_letter":"'), dead_letter, dead_letter_bytes)
+        at = put_text(at, b'"')
     else:
-        at = _member(at, b',"dead_letter":null')
-    at = put_bool(_member(at, b',"leases_durable":'), config.flags & TOPIC_LEASES_DURABLE)
-    return put_bytes(at, b"}", 1)
+        at = put_text(at, b',"dead_letter":null')
+    at = put_bool(put_text(at, b',"leases_durable":'), config.flags & TOPIC_LEASES_DURABLE)
+    return put_text(at, b"}")
 
 
 cdef int render_append(Buffer *buffer, const AppendAnswer *answer) noexcept nogil:
@@ -169,26 +182,26 @@ cdef int render_append(Buffer *buffer, const AppendAnswer *answer) noexcept nogi
     if buffer_need(buffer, 512 + answer.topic_bytes + (21 * answer.count if answer.return_seqs else 0)) != 0:
         return -ENOMEM
     at = buffer.bytes + buffer.used
-    at = put_bytes(_member(at, b'{"topic":"'), answer.topic, answer.topic_bytes)
-    at = put_u64(_member(at, b'","first_seq":'), answer.first_seq)
-    at = put_u64(_member(at, b',"last_seq":'), last)
+    at = put_bytes(put_text(at, b'{"topic":"'), answer.topic, answer.topic_bytes)
+    at = put_u64(put_text(at, b'","first_seq":'), answer.first_seq)
+    at = put_u64(put_text(at, b',"last_seq":'), last)
     if answer.return_seqs:
-        at = _member(at, b',"seqs":[')
+        at = put_text(at, b',"seqs":[')
         for seq in range(answer.first_seq, last + 1):
             at = put_u64(at, seq)
             at[0] = 44
             at += 1
         (at - 1)[0] = 93    # over the last comma: a batch has a record
-    at = put_u64(_member(at, b',"head_seq":'), answer.head)
-    at = put_u64(_member(at, b',"count":'), answer.count)
-    at = put_bool(_member(at, b',"created":'), answer.created)
-    at = put_bool(_member(at, b',"deduped":'), answer.deduped)
+    at = put_u64(put_text(at, b',"head_seq":'), answer.head)
+    at = put_u64(put_text(at, b',"count":'), answer.count)
+    at = put_bool(put_text(at, b',"created":'), answer.created)
+    at = put_bool(put_text(at, b',"deduped":'), answer.deduped)
     if answer.body_differs:
-        at = _member(at, b',"body_differs":true')
-    at = put_ms(_member(at, b',"performance":{"server_total_ms":'), answer.total_us)
-    at = put_ms(_member(at, b',"wal_append_ms":'), answer.wal_us)
-    at = put_ms(_member(at, b',"fsync_ms":'), answer.fsync_us)
-    at = _member(at, b',"throttle_wait_ms":0.0}}')
+        at = put_text(at, b',"body_differs":true')
+    at = put_ms(put_text(at, b',"performance":{"server_total_ms":'), answer.total_us)
+    at = put_ms(put_text(at, b',"wal_append_ms":'), answer.wal_us)
+    at = put_ms(put_text(at, b',"fsync_ms":'), answer.fsync_us)
+    at = put_text(at, b',"throttle_wait_ms":0.0}}')
     buffer.used = at - buffer.bytes
     return 0
 
@@ -218,7 +231,7 @@ def append_answer(
 
 def number(value):
     """Write an integer of 64 bits as the renderer does; for tests."""
-    cdef uint8_t digits[24]
+    cdef uint8_t digits[32]
     cdef uint8_t *end = put_i64(digits, value) if value < 0 else put_u64(digits, value)
     return PyBytes_FromStringAndSize(<char *>digits, end - digits)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from topicsd._native.maps import MapCache, lay_files
+from topicsd._native.maps import MapCache
 from topicsd._native.regions import Shared
+from topicsd._native.testing import lay_files
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -1,0 +1,154 @@
+"""Reading topics from Python: diff, state, summary, config (see reader.pxd)."""
+
+from libc.errno cimport EIO
+from libc.string cimport memset
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+import os
+
+import orjson
+
+from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64, load_relaxed_64
+from topicsd._native.diff cimport DiffResult, diff, reader_free, reader_init
+from topicsd._native.layout cimport CLASS_FSYNC, NO_SLOT
+from topicsd._native.maps cimport maps_drop_retired
+from topicsd._native.render cimport CONFIG_BYTES_MAX, buffer_free, buffer_shrink, put_config
+from topicsd._native.scan cimport Diff
+from topicsd._native.state cimport READ_GONE, READ_IO, READ_MEMORY, READ_OK, State, read_state, render_state, touch_topic
+from topicsd._native.table cimport table_find
+
+
+class Gone(LookupError):
+    """The slot holds no topic, or another one than asked for."""
+
+
+class Busy(RuntimeError):
+    """The writer is away, replaying, or changed the topic faster than it could be read: try again later."""
+
+
+class IoError(OSError):
+    """A record cannot be read; `seq` says which."""
+
+    def __init__(self, seq):
+        super().__init__(EIO, f"record {seq} cannot be read")
+        self.seq = seq
+
+
+cdef object _refusal(int status, uint64_t seq):
+    if status == READ_GONE:
+        return Gone("no such topic")
+    if status == READ_IO:
+        return IoError(seq)
+    if status == READ_MEMORY:
+        return MemoryError()
+    return Busy("the topic cannot be read right now")
+
+
+cdef class Reader:
+    """Read topics from the shared regions and the log files under `data_dir`; for one thread at a time."""
+
+    def __cinit__(self, Shared shared not None, data_dir, uint64_t limit_max=1000):
+        cdef bytes directory = os.fsencode(data_dir)
+        cdef int failure
+        self.shared = shared
+        failure = reader_init(&self.core, &shared.r, directory, limit_max)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure), data_dir)
+
+    def __dealloc__(self):
+        reader_free(&self.core)
+        buffer_free(&self.out)
+
+    cdef int read(self, uint32_t slot, uint64_t now_ms, State *out) except -1:
+        cdef int status = READ_GONE
+        if slot < self.shared.r.topics_max:
+            status = read_state(&self.shared.r, slot, now_ms, out)
+        if status != READ_OK:
+            raise _refusal(status, 0)
+        return 0
+
+    def find(self, bytes name not None):
+        """Return the slot of the topic with this name, or None. Busy while the writer is away or replaying."""
+        cdef uint32_t slot = table_find(&self.shared.r, name, <uint32_t>min(len(name), 256))
+        if slot == NO_SLOT:
+            if load_acquire_64(&self.shared.r.control.ready) == 0:
+                raise Busy("not ready")
+            return None
+        return slot
+
+    def diff(self, uint32_t slot, Diff request not None, uint64_t now_ms, uint64_t started_ns=0, uint64_t topic_id=0):
+        """Return (JSON body, nothing for this reader yet, next_from_seq) and move the read clock. A §3.
+
+        `started_ns` is CLOCK_MONOTONIC at the request's start; `topic_id` other than 0: Gone when the slot holds another topic.
+        Raises Gone, Busy, IoError.
+        """
+        cdef DiffResult result
+        cdef int status
+        if self.busy:
+            raise RuntimeError("a Reader belongs to one thread")
+        self.busy = True
+        try:
+            self.out.used = 0
+            with nogil:
+                status = diff(&self.core, slot, topic_id, &request.request, now_ms, started_ns, &self.out, &result)
+            if status != READ_OK:
+                raise _refusal(status, result.failed_seq)
+            return PyBytes_FromStringAndSize(<char *>self.out.bytes, self.out.used), bool(result.would_wait), result.next_seq
+        finally:
+            buffer_shrink(&self.out)
+            buffer_shrink(&self.core.scratch)
+            self.busy = False
+
+    def state(self, uint32_t slot, uint64_t now_ms, bint touch=True, uint64_t started_ns=0):
+        """Return the JSON body of a topic's state, after moving its read clock when `touch`. A §1.2. Raises Gone, Busy."""
+        cdef State state
+        cdef Buffer out
+        if touch and slot < self.shared.r.topics_max:
+            touch_topic(&self.shared.r, slot, now_ms)
+        self.read(slot, now_ms, &state)
+        memset(&out, 0, sizeof(Buffer))
+        try:
+            if render_state(&out, &state, (clock_mono_ns() - started_ns) // 1000 if started_ns else 0) != 0:
+                raise MemoryError
+            return PyBytes_FromStringAndSize(<char *>out.bytes, out.used)
+        finally:
+            buffer_free(&out)
+
+    def summary(self, uint32_t slot, uint64_t now_ms):
+        """Return a topic's line in the list. A §1.3. Raises Gone, Busy."""
+        cdef State state
+        self.read(slot, now_ms, &state)
+        return {
+            "topic": state.view.name[:state.view.name_bytes].decode("ascii"),
+            "head_seq": state.floors.head,
+            "earliest_seq": state.floors.earliest,
+            "count": state.count,
+            "bytes": state.bytes,
+            "durable": state.view.config.durability == CLASS_FSYNC,
+            "effective_priority": state.priority,
+        }
+
+    def config(self, uint32_t slot):
+        """Return a topic's config with all its members in the order of A §0.10. Raises Gone, Busy."""
+        cdef State state
+        cdef uint8_t text[CONFIG_BYTES_MAX]
+        self.read(slot, 0, &state)
+        return orjson.loads(text[:put_config(text, &state.view.config, state.dead_letter, state.dead_letter_bytes) - text])
+
+    def touch(self, uint32_t slot, uint64_t now_ms):
+        """Move a topic's read clock to `now_ms`, never backwards."""
+        if slot < self.shared.r.topics_max:
+            touch_topic(&self.shared.r, slot, now_ms)
+
+    def head(self, uint32_t slot):
+        """Return the last published seq, 0 when there is none or no topic."""
+        return load_acquire_64(&self.shared.r.table[slot].head) if slot < self.shared.r.topics_max else 0
+
+    def topic_id(self, uint32_t slot):
+        """Return the epoch of the slot's topic, 0 when it holds none."""
+        return load_relaxed_64(&self.shared.r.table[slot].topic_id) if slot < self.shared.r.topics_max else 0
+
+    def drop_retired(self):
+        """Unmap log files that the writer has retired; return how many."""
+        return maps_drop_retired(&self.core.maps)

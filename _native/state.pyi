@@ -1,0 +1,1 @@
+# Python calls it through topicsd._native.reader.
