@@ -2,6 +2,8 @@
 
 import os
 
+cimport cython
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EROFS
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
@@ -36,6 +38,7 @@ cdef enum:
 DURABILITIES = ("ephemeral", "memory", "disk", "fsync")    # by enum durability_class
 
 
+@cython.no_gc_clear
 cdef class EngineCore(Sequencer):
     """The sequencer with a door for the engine's commands: one thread, the writer's (ARCHITECTURE section 1)."""
 

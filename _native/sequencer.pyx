@@ -1,5 +1,7 @@
 """The sequencer (see sequencer.pxd)."""
 
+cimport cython
+
 from libc.errno cimport EROFS
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport abort, calloc, free, malloc
@@ -36,6 +38,7 @@ cdef enum:
     TURN_BATCHES_MAX = 2048         # of one ring and turn, so that no ring waits long for its neighbours
 
 
+@cython.no_gc_clear    # __dealloc__ needs the regions: `shared` must outlive everything else here
 cdef class Sequencer:
     """Give records their seqs, write them, publish them, answer (ARCHITECTURE section 4). One thread; see sequencer.pxd.
 

@@ -85,7 +85,7 @@ class Store:
         self.threads: list[threading.Thread] = []
         self._lock = -1
         self._healed: set[int] = set()
-        os.makedirs(os.path.join(directory, "log"), exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
         if lock:
             self._take_lock()
         self.shards = [self._shard(number) for number in range(max(options.shards, self._shards_present()))]
@@ -194,11 +194,12 @@ class Store:
         if self.options.first_file_bytes:
             sizes["first_file_bytes"] = self.options.first_file_bytes
         directory = os.path.join(self.directory, "log", f"shard-{number:02d}")
-        os.makedirs(directory, exist_ok=True)
         return Shard(directory, number, files=self.files, group_commit_ms=self.options.group_commit_ms, **sizes)
 
     def _shards_present(self) -> int:
-        names = [name for name in os.listdir(os.path.join(self.directory, "log")) if name.startswith("shard-")]
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = [name for name in os.listdir(os.path.join(self.directory, "log")) if name.startswith("shard-")]
         return max((int(name[6:]) + 1 for name in names if name[6:].isdigit()), default=0)
 
     # ---- lock, close -----------------------------------------------------------------------------------------------------------
