@@ -102,7 +102,6 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         """Tie this process to the arbiter, then let gunicorn set it up and run it."""
         processes.die_with(self.ppid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, set())
         self.connections_max = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED, 16)
         # A subclass of the protocol gets the C parser only if the base class has found it (it looks on the base class).
         protocol.ASGIProtocol._check_h1c_protocol_available()
@@ -148,6 +147,8 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     async def _serve(self) -> None:
         assert self.context is not None
         loop = asyncio.get_running_loop()
+        # The arbiter has blocked them across the fork; uvloop loses a signal that comes before it runs.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.ENDING)
         self.context.calls.open(loop)
         for listener in self.sockets:
             self.servers.append(await loop.create_server(lambda: Connection(self), sock=listener.sock, backlog=limits.BACKLOG))

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Callable
 
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -125,12 +125,17 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         if ring is None:
             return None
         self.next_ring = ring
+        # Until the worker has handlers of its own (it unblocks them then) a signal would run the arbiter's, and be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, processes.ENDING)
         try:
             pid: int = super().spawn_worker()
         except OSError as wrong:
             self.shared.bury_ring(ring)
             log.error("no worker could be started", why=os.strerror(wrong.errno or 0))
             return None
+        finally:
+            if os.getpid() == self.pid:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.ENDING)
         self.shared.set_worker(ring, "pid", pid)
         return pid
 
