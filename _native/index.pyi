@@ -1,6 +1,6 @@
 from topicsd._native.regions import Shared
 
-Entry = tuple[int, int, int, int]
+_Entry = tuple[int, int, int, int]
 """(position, bytes, flags, ts) of struct index_entry."""
 
 class Index:
@@ -9,20 +9,22 @@ class Index:
     @property
     def shared(self) -> Shared: ...
     def __init__(self, shared: Shared) -> None: ...
-    def append(self, slot: int, seq: int, entries: list[Entry], publish: bool = True) -> None:
+    def append(self, slot: int, seq: int, entries: list[_Entry], publish: bool = True) -> None:
         """Append entries for seqs from `seq` on and move the head behind them. ValueError, MemoryError."""
     def hole(self, slot: int, first: int, last: int, reason: int, publish: bool = True) -> None:
         """Append a hole of enum loss_reason and move the head to its end. MemoryError."""
     def trim(self, slot: int, below_seq: int) -> None:
         """Move `earliest` up to `below_seq` and free what stands below it."""
     def drop(self, slot: int) -> None: ...
-    def at(self, slot: int, seq: int) -> Entry | None: ...
+    def at(self, slot: int, seq: int) -> _Entry | None: ...
     def hole_reason(self, slot: int, seq: int) -> int:
         """Return why a seq is in a hole, 0 when it is in none."""
     def flag(self, slot: int, seq: int, flags: int) -> None:
         """Set INDEX_* flags of an entry. KeyError when there is none."""
-    def entries(self, slot: int, first_seq: int, count: int) -> list[Entry] | None:
+    def entries(self, slot: int, first_seq: int, count: int) -> list[_Entry] | None:
         """Copy entries as a reader does; None when they are not (all) there. KeyError for a free slot."""
+    def tail(self, slot: int, count: int) -> tuple[int, bytes, int, list[_Entry]] | None:
+        """Copy the last live entries: (topic id, name, first seq, entries) of one consistent view; None when the writer was in the way."""
     def lower_bound_ts(self, slot: int, from_seq: int, ts: int) -> int: ...
     def hole_end(self, slot: int, seq: int) -> tuple[int, int]:
         """Return (last seq, first reason) of the hole at a seq; (0, 0) outside holes."""

@@ -580,6 +580,24 @@ cdef class Index:
         finally:
             free(out)
 
+    def tail(self, uint32_t slot, uint32_t count):
+        cdef TopicView view
+        cdef index_entry *out = <index_entry *>malloc((count or 1) * sizeof(index_entry))
+        cdef uint64_t first
+        cdef uint32_t number
+        if out == NULL:
+            raise MemoryError
+        try:
+            self.look(slot, &view)
+            first = max(view.earliest, view.head + 1 - min(view.head, <uint64_t>count))
+            count = <uint32_t>(view.head + 1 - first) if first <= view.head else 0
+            if view_entries(&self.shared.r, &view, first, count, out) != 0 or not view_still(&self.shared.r, slot, &view):
+                return None
+            entries = [(out[number].position, out[number].bytes, out[number].flags, out[number].ts) for number in range(count)]
+            return view.topic_id, view.name[:view.name_bytes], first, entries
+        finally:
+            free(out)
+
     def lower_bound_ts(self, uint32_t slot, uint64_t from_seq, uint64_t ts):
         cdef TopicView view
         self.look(slot, &view)

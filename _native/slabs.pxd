@@ -3,7 +3,7 @@
 #   0            32768
 #   | IndexHeader | run of small slabs | page | slab | page | ...  handed out from the front, then from lists of what was freed
 #
-# All of it is the writer's own: no reader looks at the header, and what a reader finds in a freed slab its view refuses.
+# All of it is the writer's own: no reader looks at the header (but for names_version), and what a reader finds in a freed slab its view refuses.
 # Large slabs and pages give their memory back when they are freed. Nothing is ever merged. Page numbers 1..7 are never given out.
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -28,6 +28,7 @@ cdef struct IndexHeader:           # the writer's own; all zero is an empty regi
     uint64_t stack                 # a free page that holds numbers of free pages without memory: u64 next stack, u64 count, u32 ...
     uint64_t bytes_in_use          # of slabs and pages that are not free
     uint64_t free_slot             # table.pyx: first free slot + 1
+    uint64_t names_version         # table.pyx: odd while words of the name hash move
 
 cdef inline IndexHeader *index_header(const Regions *regions) noexcept nogil:
     return <IndexHeader *>regions.index
@@ -42,4 +43,4 @@ cdef uint64_t slab_take(Regions *regions, uint32_t slab_class) noexcept nogil   
 cdef void slab_give(Regions *regions, uint64_t offset, uint32_t slab_class) noexcept nogil
 cdef uint32_t page_take(Regions *regions) noexcept nogil                                          # a page's number, 0 when the region is full
 cdef void page_give(Regions *regions, uint32_t page) noexcept nogil
-cdef void slabs_reset(Regions *regions) noexcept nogil                                            # all but the list of free slots
+cdef void slabs_reset(Regions *regions) noexcept nogil                                            # all but the table's two words

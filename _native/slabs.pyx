@@ -121,12 +121,11 @@ cdef void page_give(Regions *regions, uint32_t page) noexcept nogil:
 
 cdef void slabs_reset(Regions *regions) noexcept nogil:
     cdef IndexHeader *header = index_header(regions)
-    cdef uint64_t used = min(header.used, regions.index_bytes), free_slot = header.free_slot
+    cdef uint64_t used = min(header.used, regions.index_bytes)
     used = (used + INDEX_UNIT_BYTES - 1) & ~<uint64_t>(INDEX_UNIT_BYTES - 1)
     if used > INDEX_HEADER_BYTES and madvise(regions.index + INDEX_HEADER_BYTES, used - INDEX_HEADER_BYTES, MADV_REMOVE) != 0:
         memset(regions.index + INDEX_HEADER_BYTES, 0, used - INDEX_HEADER_BYTES)
-    memset(header, 0, sizeof(IndexHeader))
-    header.free_slot = free_slot
+    memset(header, 0, <char *>&header.free_slot - <char *>header)    # what stands behind is the table's
 
 
 def memory(Shared shared not None):

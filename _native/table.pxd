@@ -1,10 +1,11 @@
 # The topic table: from a name to a slot, and what a slot says.
 #
-#   names   [ fingerprint << 32 | slot + 1 | ... ]   open addressing, linear; 0 never used; low half all ones: a tombstone
+#   names   [ fingerprint << 32 | slot + 1 | ... ]   open addressing, linear; at most half are in use; 0: free
 #   table   [ slot | slot | ... ]                    layout.h: struct topic_slot; a slot never moves while its topic lives
 #
 # word                      written by  order                                    a stale read means
-# names[n]                  writer      release, after the slot is complete      not found: the topic was just made; found: see below
+# names[n]                  writer      release, after the slot is complete      found: see below; not found: looked up again if names_version
+# names_version             writer      odd while words move, as a seqlock         has moved (IndexHeader), else the topic was just made
 # slot.version              writer      odd first (release fence after it),      nothing: a copy counts only between two equal even ones
 #                                       even again with release
 # topic_id config name      writer      inside the lock                          the copy is thrown away
@@ -16,9 +17,9 @@
 # holes
 # last_read_ms watchers     any worker  relaxed; seq_cst                         see layout.h
 #
-# A name's entry stands only while the slot holds that name: it is written after the slot is complete and a tombstone before the slot
-# is let go. So a reader that finds a name, compares, and then finds entry and version as they were has read this name's slot, even
-# when a dead writer has left the version odd. Tombstones in front of a never-used word become never used again.
+# A name's word stands only while the slot holds that name: it is written after the slot is complete and taken out before the slot is let
+# go; taking out moves the words behind it back, so searches never grow. A reader that finds a word, compares the name, and then finds
+# word and version as they were has read this name's slot, even when a dead writer has left the version odd.
 #
 # A free slot keeps its last numbers (the head that a deleted topic had) and its watchers; its `next_seq` links the list of free slots.
 # Owner: the writer. A new writer calls table_reset before anything else; versions only ever grow, so no old view survives it.

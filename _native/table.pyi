@@ -29,9 +29,7 @@ class Table:
     def __init__(self, shared: Shared) -> None: ...
     def find(self, name: bytes) -> int | None:
         """Return the slot of the topic with this name."""
-    def insert(
-        self, name: bytes, topic_id: int, *, dead_letter: bytes | None = None, ttl_ms: int = 0, cap_records: int = 0
-    ) -> int | None:
+    def insert(self, name: bytes, topic_id: int, *, dead_letter: bytes | None = None, ttl_ms: int = 0, cap_records: int = 0) -> int | None:
         """Put a topic into the table; return its slot, or None when the table is full or has the name. ValueError, MemoryError."""
     def configure(self, slot: int, *, dead_letter: bytes | None = None, ttl_ms: int = 0, cap_records: int = 0) -> None: ...
     def remove(self, slot: int) -> None:
@@ -44,5 +42,5 @@ class Table:
         """Copy a slot consistently; None when it holds no topic. RuntimeError when it stays locked."""
     def lock(self, slot: int) -> None: ...
     def unlock(self, slot: int) -> None: ...
-    def name_words(self) -> tuple[int, int]:
-        """Count the words of the name hash that were never used, and its tombstones."""
+    def longest_search(self) -> int:
+        """Count the words that the longest search for a missing name looks at."""

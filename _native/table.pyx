@@ -4,7 +4,7 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64
+from topicsd._native.atomics cimport fence_acquire, fence_release, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_drop
 from topicsd._native.layout cimport NAME_BYTES_MAX, NO_SLOT, topic_config, topic_slot
@@ -23,7 +23,7 @@ cdef enum:
 
 
 cdef inline uint32_t _slot_after(uint64_t word) noexcept nogil:
-    """Slot + 1; 0 for a word never used, NO_SLOT for a tombstone."""
+    """Slot + 1."""
     return <uint32_t>word
 
 
@@ -51,13 +51,9 @@ cdef bint _matches(const Regions *regions, const uint64_t *place, uint64_t word,
     return same and load_acquire_64(place) == word
 
 
-cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name_bytes) noexcept nogil:
-    cdef uint64_t hashed, at, word, probes
+cdef uint32_t _look_up(const Regions *regions, const char *name, uint32_t name_bytes, uint64_t hashed) noexcept nogil:
+    cdef uint64_t at = hashed & regions.names_mask, word, probes
     cdef const uint64_t *place
-    if name_bytes == 0 or name_bytes > NAME_BYTES_MAX:
-        return NO_SLOT
-    hashed = xxh3_64(name, name_bytes)
-    at = hashed & regions.names_mask
     for probes in range(regions.names_mask + 1):
         place = &regions.names[at]
         word = load_acquire_64(place)
@@ -70,41 +66,66 @@ cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name
     return NO_SLOT
 
 
+cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name_bytes) noexcept nogil:
+    cdef const uint64_t *moves = &index_header(regions).names_version
+    cdef uint64_t hashed, before
+    cdef uint32_t slot = NO_SLOT
+    cdef int tries
+    if name_bytes == 0 or name_bytes > NAME_BYTES_MAX:
+        return NO_SLOT
+    hashed = xxh3_64(name, name_bytes)
+    for tries in range(TAKE_TRIES):
+        before = load_acquire_64(moves)
+        slot = _look_up(regions, name, name_bytes, hashed)
+        if slot != NO_SLOT:
+            return slot
+        fence_acquire()
+        if before & 1 == 0 and load_relaxed_64(moves) == before:
+            return NO_SLOT    # only a miss can be wrong: words were moving
+        if tries >= TAKE_SPINS:
+            sched_yield()
+    return slot
+
+
 cdef uint64_t *_name_place(Regions *regions, const char *name, uint32_t name_bytes, uint64_t hashed) noexcept nogil:
-    """Where to write a new name; NULL when it is there already or the table is full."""
-    cdef uint64_t at = hashed & regions.names_mask, word, probes
-    cdef uint64_t *place
-    cdef uint64_t *reusable = NULL
-    for probes in range(regions.names_mask + 1):
-        place = &regions.names[at]
-        word = place[0]
-        if word == 0:
-            return reusable if reusable != NULL else place
-        if _slot_after(word) == NO_SLOT:
-            if reusable == NULL:
-                reusable = place
-        elif word >> 32 == hashed >> 32 and _slot_is_named(&regions.table[_slot_after(word) - 1], name, name_bytes):
+    """Where to write a new name; NULL when it is there already. There is room: half of the words are never used."""
+    cdef uint64_t at = hashed & regions.names_mask, word
+    while regions.names[at] != 0:
+        word = regions.names[at]
+        if word >> 32 == hashed >> 32 and _slot_is_named(&regions.table[_slot_after(word) - 1], name, name_bytes):
             return NULL
         at = (at + 1) & regions.names_mask
-    return reusable
+    return &regions.names[at]
+
+
+cdef inline uint64_t _home(const Regions *regions, uint64_t word) noexcept nogil:
+    cdef const topic_slot *topic = &regions.table[_slot_after(word) - 1]
+    return xxh3_64(topic.name, topic.name_bytes) & regions.names_mask
 
 
 cdef void _forget_name(Regions *regions, uint32_t slot) noexcept nogil:
-    """Turn the slot's name word into a tombstone, and tombstones that end a chain into words never used."""
+    """Take the slot's word out and close the gap, so that no tombstone ever lengthens a search."""
     cdef const topic_slot *topic = &regions.table[slot]
+    cdef uint64_t *moves = &index_header(regions).names_version
     cdef uint64_t mask = regions.names_mask, hashed = xxh3_64(topic.name, topic.name_bytes)
-    cdef uint64_t at = hashed & mask, wanted = _name_word(hashed, slot)
-    while regions.names[at] != wanted:
-        if regions.names[at] == 0:
+    cdef uint64_t gap = hashed & mask, at, wanted = _name_word(hashed, slot)
+    while regions.names[gap] != wanted:
+        if regions.names[gap] == 0:
             return
+        gap = (gap + 1) & mask
+    store_relaxed_64(moves, moves[0] + 1)
+    fence_release()
+    at = gap
+    while True:
         at = (at + 1) & mask
-    store_release_64(&regions.names[at], NO_SLOT)
-    if regions.names[(at + 1) & mask] != 0:
-        return
-    # Safe under a reader's eyes: no name stands behind the word that becomes 0, or the next one would not be 0.
-    while regions.names[at] == NO_SLOT:
-        store_release_64(&regions.names[at], 0)
-        at = (at - 1) & mask
+        if regions.names[at] == 0:
+            break
+        # A word may fill the gap unless its home lies behind it, in (gap, at].
+        if ((at - _home(regions, regions.names[at])) & mask) >= ((at - gap) & mask):
+            store_release_64(&regions.names[gap], regions.names[at])
+            gap = at
+    store_release_64(&regions.names[gap], 0)
+    store_release_64(moves, moves[0] + 1)
 
 
 # ---- config -----------------------------------------------------------------------------------------------------------------
@@ -155,10 +176,14 @@ cdef void _empty_slot(topic_slot *topic) noexcept nogil:
 
 cdef void table_reset(Regions *regions) noexcept nogil:
     cdef uint64_t slot, high = min(regions.control.table_high, regions.topics_max)
+    cdef uint64_t *moves = &index_header(regions).names_version
     cdef topic_slot *topic
     # Names first: nobody finds what is about to go. Views taken before end with the versions.
+    moves[0] |= 1      # a dead writer may have left it odd
+    fence_release()
     if madvise(regions.names, (regions.names_mask + 1) * sizeof(uint64_t), MADV_REMOVE) != 0:
         memset(regions.names, 0, (regions.names_mask + 1) * sizeof(uint64_t))
+    store_release_64(moves, moves[0] + 1)
     for slot in range(high):
         topic = &regions.table[slot]
         if topic.version & 1 == 0:      # a dead writer may have left it odd
@@ -324,10 +349,10 @@ cdef class Table:
     def unlock(self, uint32_t slot):
         slot_unlock(self.slot(slot))
 
-    def name_words(self):
-        """Count (never used, tombstones) words of the name hash."""
-        cdef uint64_t at, unused = 0, dead = 0
-        for at in range(self.shared.r.names_mask + 1):
-            unused += self.shared.r.names[at] == 0
-            dead += _slot_after(self.shared.r.names[at]) == NO_SLOT
-        return unused, dead
+    def longest_search(self):
+        """Count the words that the longest search for a missing name looks at."""
+        cdef uint64_t at, run = 0, longest = 0
+        for at in range(2 * (self.shared.r.names_mask + 1)):
+            run = run + 1 if self.shared.r.names[at & self.shared.r.names_mask] != 0 else 0
+            longest = max(longest, run)
+        return longest + 1
