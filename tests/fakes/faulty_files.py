@@ -194,7 +194,7 @@ class FaultyFiles(WatchedFiles):
             elif kind == "mkdir":
                 pending.append(("link", args[0], None))
             elif kind == "sync_directory":
-                for operation in [entry for entry in pending if os.path.dirname(entry[1]) == args[0]]:
+                for operation in [entry for entry in pending if entry[1].rpartition(b"/")[0] == args[0]]:
                     apply_name(names, operation)
                     pending.remove(operation)
         return inodes, names, pending

@@ -11,6 +11,7 @@ from fakes.clock import FakeClock
 from oracle.model import Refused
 
 from topicsd._native import frame, scan
+from topicsd._native.order import Order
 from topicsd._native.reader import Gone, Reader
 from topicsd._native.regions import Shared
 from topicsd.engine import Options
@@ -45,6 +46,7 @@ class Library:
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
         self.store.open()
+        self.shared.set("ready", 1)
         self.engine, self.sequencer = self.store.engine, self.store.sequencer
         self.reader = Reader(self.shared, os.fsdecode(self.directory))
 
@@ -79,7 +81,7 @@ class Library:
         try:
             answer = self.engine.call(command)
         except TopicsError as refused:
-            raise Refused(refused.error_code) from refused
+            raise Refused(refused.code) from refused
         except OSError as wrong:
             raise Refused("storage_read_only") from wrong
         if self.synced:
@@ -140,6 +142,10 @@ class Library:
         return got
 
     # reads
+
+    def names(self) -> list[str]:
+        """Return all topic names as a list page gives them."""
+        return [name.decode() for _slot, name in Order(self.shared).page(b"", None, 1000)]
 
     def _slot(self, name: str) -> int:
         slot = self.reader.find(name.encode())
