@@ -149,7 +149,8 @@ def run_rounds(directory: Path, count: int) -> Rounds:
             run.compare(full=True)
             assert server.stop() == 0
         except BaseException as failure:
-            failure.add_note(f"E2E_SEED={seed}, {done}; kills so far {run.kills}; server log in {directory}\n{server.log()}")
+            ended = server.process.poll() if server.process else "not running"
+            failure.add_note(f"E2E_SEED={seed}, {done}; kills so far {run.kills}; server's exit status {ended}, log in {directory}\n{server.log()}")
             raise
         finally:
             run.herd.end()
