@@ -41,4 +41,3 @@ cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t fi
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil
 # Last seq of the hole that holds `seq`, whatever its reasons (the first one is told); 0 when `seq` is in no hole or out of range.
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil
-

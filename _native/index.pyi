@@ -23,8 +23,11 @@ class Index:
         """Set INDEX_* flags of an entry. KeyError when there is none."""
     def entries(self, slot: int, first_seq: int, count: int) -> list[_Entry] | None:
         """Copy entries as a reader does; None when they are not (all) there. KeyError for a free slot."""
-    def tail(self, slot: int, count: int) -> tuple[int, bytes, int, list[_Entry]] | None:
-        """Copy the last live entries: (topic id, name, first seq, entries) of one consistent view; None when the writer was in the way."""
+    def tail(self, slot: int, count: int, yields: int = 0) -> tuple[int, bytes, int, list[_Entry]] | None:
+        """Copy the last live entries: (topic id, name, first seq, entries) of one consistent view; None when the writer was in the way.
+
+        `yields`: give the processor away so often between view and copy (for stress tests).
+        """
     def lower_bound_ts(self, slot: int, from_seq: int, ts: int) -> int: ...
     def hole_end(self, slot: int, seq: int) -> tuple[int, int]:
         """Return (last seq, first reason) of the hole at a seq; (0, 0) outside holes."""

@@ -12,7 +12,7 @@ from topicsd._native.slabs cimport (
     INDEX_HEADER_BYTES, INDEX_PAGE_BYTES, INDEX_UNIT_BYTES, SLAB_MIN_SHIFT, is_page, page_give, page_take, slab_class_for, slab_give, slab_take,
     slabs_reset,
 )
-from topicsd._native.table cimport VIEW_BUSY, VIEW_GONE, slot_lock, slot_unlock, view_still, view_take
+from topicsd._native.table cimport VIEW_BUSY, VIEW_GONE, sched_yield, slot_lock, slot_unlock, view_still, view_take
 
 cdef enum:
     FIRST_CLASS = 0                # 64 B: two entries, what an idle topic costs
@@ -580,7 +580,7 @@ cdef class Index:
         finally:
             free(out)
 
-    def tail(self, uint32_t slot, uint32_t count):
+    def tail(self, uint32_t slot, uint32_t count, uint32_t yields=0):
         cdef TopicView view
         cdef index_entry *out = <index_entry *>malloc((count or 1) * sizeof(index_entry))
         cdef uint64_t first
@@ -589,6 +589,8 @@ cdef class Index:
             raise MemoryError
         try:
             self.look(slot, &view)
+            for number in range(yields):
+                sched_yield()
             first = max(view.earliest, view.head + 1 - min(view.head, <uint64_t>count))
             count = <uint32_t>(view.head + 1 - first) if first <= view.head else 0
             if view_entries(&self.shared.r, &view, first, count, out) != 0 or not view_still(&self.shared.r, slot, &view):
@@ -611,4 +613,3 @@ cdef class Index:
 
     def reset(self):
         index_reset(&self.shared.r)
-

@@ -37,8 +37,8 @@ cdef enum:
     VIEW_GONE = 1     # the slot holds no topic
     VIEW_BUSY = 2     # the writer was in the way too often, or died there; or the view is older than the index: take it again
 
-    TAKE_TRIES = 1000 # a lock is held for at most some microseconds, unless its holder was stopped or has died
-    TAKE_SPINS = 64   # then let the holder run
+    TAKE_TRIES = 1000  # a lock is held for at most some microseconds, unless its holder was stopped or has died
+    TAKE_SPINS = 64    # then let the holder run
 
 cdef extern from "sched.h" nogil:
     int sched_yield()

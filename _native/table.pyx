@@ -39,9 +39,9 @@ cdef bint _matches(const Regions *regions, const uint64_t *place, uint64_t word,
     """Compare the name of the slot that `word` points at. True only if the word still stood there when the name had been read."""
     cdef const topic_slot *topic = &regions.table[_slot_after(word) - 1]
     cdef uint64_t version
-    cdef int tries
+    cdef int _
     cdef bint same = False
-    for tries in range(MATCH_TRIES):
+    for _ in range(MATCH_TRIES):
         version = load_acquire_64(&topic.version)
         same = _slot_is_named(topic, name, name_bytes)
         fence_acquire()
@@ -52,9 +52,9 @@ cdef bint _matches(const Regions *regions, const uint64_t *place, uint64_t word,
 
 
 cdef uint32_t _look_up(const Regions *regions, const char *name, uint32_t name_bytes, uint64_t hashed) noexcept nogil:
-    cdef uint64_t at = hashed & regions.names_mask, word, probes
+    cdef uint64_t at = hashed & regions.names_mask, word, _
     cdef const uint64_t *place
-    for probes in range(regions.names_mask + 1):
+    for _ in range(regions.names_mask + 1):
         place = &regions.names[at]
         word = load_acquire_64(place)
         if word == 0:
@@ -89,7 +89,7 @@ cdef uint32_t table_find(const Regions *regions, const char *name, uint32_t name
 
 cdef uint64_t *_name_place(Regions *regions, const char *name, uint32_t name_bytes, uint64_t hashed) noexcept nogil:
     """Where to write a new name; NULL when it is there already. There is room: half of the words are never used."""
-    cdef uint64_t at = hashed & regions.names_mask, word
+    cdef uint64_t at = hashed & regions.names_mask, word, _
     while regions.names[at] != 0:
         word = regions.names[at]
         if word >> 32 == hashed >> 32 and _slot_is_named(&regions.table[_slot_after(word) - 1], name, name_bytes):

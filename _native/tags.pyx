@@ -3,7 +3,7 @@
 from libc.errno cimport ENOMEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """

@@ -83,7 +83,7 @@ def read(shared: Shared, seed: int, tally: mmap.mmap, at: int) -> None:
         if slot is None:
             slot = rng.randrange(TOPICS)
         try:
-            got = index.tail(slot, rng.choice((1, 3, 100, 1500)))
+            got = index.tail(slot, rng.choice((1, 3, 100, 1500)), rng.choice((0, 1, 5, 30)))
         except (KeyError, RuntimeError):
             got = None
         if got is None:
