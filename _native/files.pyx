@@ -263,10 +263,9 @@ cdef int64_t watched_pwritev(void *context, int fd, const iovec *parts, int coun
     if verdict == 0:
         return files.told(("pwritev", fd, offset, data), real_pwritev(NULL, fd, parts, count, offset))
     if verdict > 0:
-        data = data[:verdict]
-        done = write_rest(fd, start, len(data), offset)
+        done = write_rest(fd, start, min(verdict, <int64_t>len(data)), offset)
         if done >= 0:
-            files.told(("pwritev", fd, offset, data), done)
+            files.told(("pwritev", fd, offset, data[:done]), done)
         verdict = -EIO
     return verdict
 

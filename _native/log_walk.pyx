@@ -295,7 +295,7 @@ cdef int add_damage(Walk *w, uint32_t index, uint64_t position, uint64_t bytes, 
 
 cdef bint go_over(Walk *w, uint32_t index, uint64_t bad, uint64_t resume, int status) noexcept nogil:
     # A bad place [bad, resume) in front of or in file `index`: damage (True: go on at `resume`) or the end of the log.
-    if not proven(w, index, resume, bad):
+    if not proven(w, index, max(resume, w.file[index].first), bad):
         w.end = bad
         measure_torn(w, index, max(bad, w.file[index].first))
         return False

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from fakes.faulty_files import FaultyFiles
 from oracle.log_oracle import History, payloads
-
 from topicsd._native import frame, log_walk
 from topicsd._native.log import Shard
 

@@ -6,8 +6,8 @@ import errno
 from pathlib import Path
 
 import pytest
-from fakes.faulty_files import FaultyFiles
 
+from fakes.faulty_files import FaultyFiles
 from topicsd._native import frame, log_walk
 from topicsd._native.log import Shard
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from fakes.faulty_files import FaultyFiles
 from oracle.log_oracle import header, payloads
-
 from topicsd._native import frame, log_walk
 from topicsd._native.log import Shard
 
@@ -364,7 +363,7 @@ def test_the_first_file_is_not_filled_ahead_but_the_next_one_is(directory: Path,
     before = len(files.calls)
     shard.prepare()
     assert sum(len(call[3]) for call in files.calls[before:] if call[0] == "pwritev") == 4 << 20
-    assert os.path.getsize(directory / f"{4 << 20:020d}.log") == 4 << 20
+    assert (directory / f"{4 << 20:020d}.log").stat().st_size == 4 << 20
 
 
 def test_the_syncer_syncs_by_itself_and_at_once_when_asked(directory: Path) -> None:

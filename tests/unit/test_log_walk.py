@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 
 import pytest
+
 from fakes.faulty_files import FaultyFiles
 from oracle.log_oracle import header, payloads
-
 from topicsd._native import frame, log_walk
 
 FILE_BYTES = 8192
