@@ -283,7 +283,7 @@ async def ask(app: Any, method: str, path: str, body: Any = None, leave: asyncio
     plain: dict[str, str | None] = (
         {} if body is None else {"content-type": "application/json", "content-length": str(sum(len(each or b"") for each in pieces))}
     )
-    sent = plain | {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {"host": "door"} | plain | {name.replace("_", "-"): value for name, value in headers.items()}
     raw_path, _, query = path.partition("?")
     scope = {
         "type": "http",

@@ -28,9 +28,7 @@ class Library:
     def __init__(self, directory: str, clock: FakeClock, *, files: Any = None, boot: bytes = b"b" * 16, synced: bool = True, **options: Any) -> None:
         self.directory, self.clock, self.files, self.boot, self.synced = directory, clock, files, boot, synced
         self.options = options
-        self.shared = Shared.create(
-            topics_max=4096, index_bytes=1 << 30, ephemeral_bytes=64 << 20, body_bytes_max=1 << 20, ring_slots=1
-        )
+        self.shared = Shared.create(topics_max=4096, index_bytes=1 << 30, ephemeral_bytes=64 << 20, body_bytes_max=1 << 20, ring_slots=1)
         self.tokens = itertools.count(1)
         self.generation = 0
         self.open()
@@ -98,7 +96,13 @@ class Library:
         parsed = scan.parse_delete(json.dumps({"before_seq": before_seq, "match": match}).encode())
         text = None if parsed.match is None else parsed.match.decode()
         body = self.call({"op": "records.delete", "topic": name, "before_seq": parsed.before_seq, "match_kind": parsed.match_kind, "match": text})
-        return {"deleted": body["deleted"], "earliest": body["earliest_seq"], "head": body["head_seq"], "count": body["count"], "bytes": body["bytes"]}
+        return {
+            "deleted": body["deleted"],
+            "earliest": body["earliest_seq"],
+            "head": body["head_seq"],
+            "count": body["count"],
+            "bytes": body["bytes"],
+        }
 
     def append(self, name: str, records: list[dict[str, Any]], key: str | None = None, create: bool | None = None, **config: Any) -> dict[str, Any]:
         """Append and wait for the answer, as a request does."""
@@ -106,7 +110,11 @@ class Library:
         self.sequencer.flush()
         if self.synced:
             self.sequencer.sync()
-        return self.answers()[token]
+        answers = self.answers()
+        if token not in answers:  # it waits for a sync of its own: class fsync, or the first write after an idle second
+            self.sequencer.sync()
+            answers = self.answers()
+        return answers[token]
 
     def send(self, name: str, records: list[dict[str, Any]], key: str | None = None, create: bool | None = None, **config: Any) -> int:
         """Hand a batch in without writing it yet; return its token."""

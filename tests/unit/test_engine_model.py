@@ -48,7 +48,12 @@ CONFIG = st.fixed_dictionaries(
         "type": st.sampled_from(["log", "queue"]),
     },
 )
-MATCH = st.one_of(st.none(), TAGS, st.tuples(st.just("tag"), st.just("Eq"), TAGS), st.sampled_from([("tag", "Glob", "x*"), ("tag", "Glob", "*"), ("tag", "Glob", "x:*")]))
+MATCH = st.one_of(
+    st.none(),
+    TAGS,
+    st.tuples(st.just("tag"), st.just("Eq"), TAGS),
+    st.sampled_from([("tag", "Glob", "x*"), ("tag", "Glob", "*"), ("tag", "Glob", "x:*")]),
+)
 
 
 class EngineAgainstModel(RuleBasedStateMachine):

@@ -179,7 +179,13 @@ class Engine:
                 self.sequencer.log_frame(topic["shard"], frames.DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
             deleted = self.apply_delete(slot, deletion)
         after = self.sequencer.topic(slot)
-        body_json = {"deleted": deleted, "earliest_seq": after["earliest"], "head_seq": after["head"], "count": after["count"], "bytes": after["bytes"]}
+        body_json = {
+            "deleted": deleted,
+            "earliest_seq": after["earliest"],
+            "head_seq": after["head"],
+            "count": after["count"],
+            "bytes": after["bytes"],
+        }
         return Answer(body_json, slot if deleted and self.sequencer.is_fsync(slot) else None)
 
     def apply_delete(self, slot: int, deletion: frames.Deletion) -> int:
