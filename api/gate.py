@@ -43,6 +43,8 @@ class Gate:
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Authenticate: before routing, so that an unknown path is 401 first."""
         exchange = exchange_of(req)
+        if b"host" not in exchange.headers and req.scope.get("http_version") == "1.1":
+            raise errors.Invalid("", "a request has a Host header (RFC 9112 section 3.2)")
         keyring = self._context.keyring
         if keyring.enabled and (self._context.settings.probe_auth or req.path not in PROBES):
             key = keyring.find(exchange.headers.get(b"authorization"))

@@ -34,6 +34,7 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
     """One HTTP/1.1 connection: with a time limit on its first head, and errors of the parser in the envelope."""
 
     worker: Worker
+    _half_closed = False  # the client has finished sending
 
     def connection_made(self, transport: Any) -> None:
         """Count in; refuse politely when there are too many."""
@@ -54,6 +55,30 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
             self.worker.count("connections", -1)
         self._head_timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """Keep the connection open for the answer of a request that has come whole: its client may only have finished sending.
+
+        Those who wait for a disconnect (long polls) are told, for most likely the client has left.
+        """
+        if self._current_request is None or self._websocket is not None:
+            return False
+        self._half_closed = True
+        self._tell_of_eof(self._body_receiver)
+        return True
+
+    def _tell_of_eof(self, receiver: Any) -> None:
+        if receiver is not self._body_receiver or self._closed:
+            return
+        if receiver._body_finished or not receiver._complete:
+            receiver.signal_disconnect()
+        else:
+            self.worker.loop.call_later(0.01, self._tell_of_eof, receiver)  # the body has not been read yet
+
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:
+        if self._half_closed and not (self._callback_parser is not None and self._callback_parser.remaining()):
+            return True  # no further request has come and none will
+        return bool(super()._will_close(request, response_requires_close))
 
     def _on_headers_complete(self) -> Any:
         self._head_timer.cancel()

@@ -227,3 +227,35 @@ def test_ready_says_what_does_not_work(run):
         assert body["status"] == "ready" and body["degraded"] and "ENOSPC" in body["reasons"][0]
 
     run(test)
+
+
+CALLS = {
+    "list": ("GET", "/v0/topics", None), "state": ("GET", "/v0/topics/log", None), "diff": ("POST", "/v0/topics/log/diff", {}),
+    "routers": ("GET", "/v0/routers", None), "router": ("GET", "/v0/routers/r", None), "metrics": ("GET", "/v0/metrics", None),
+    "watch": ("POST", "/v0/watch", {}), "write": ("POST", "/v0/topics/log", ONE), "ack": ("POST", "/v0/topics/log/ack", {}),
+    "nack": ("POST", "/v0/topics/log/nack", {}), "extend": ("POST", "/v0/topics/log/extend", {}), "claim": ("POST", "/v0/topics/log/claim", {}),
+    "work": ("GET", "/v0/topics/log/work", None), "erase": ("POST", "/v0/topics/log/delete", {"before_seq": 0}),
+    "drop": ("DELETE", "/v0/topics/none", None), "unroute": ("DELETE", "/v0/routers/r", None), "create": ("PUT", "/v0/topics/log", {}),
+    "route": ("PUT", "/v0/routers/r", {}),
+}  # fmt: skip
+READ, WRITE = {"list", "state", "diff", "routers", "router", "metrics", "watch"}, {"write", "ack", "nack", "extend"}
+
+
+@pytest.mark.parametrize(
+    "scopes, allowed",
+    [
+        ("read", READ),
+        ("write", WRITE),
+        ("rw", READ | WRITE | {"claim", "work"}),
+        ("delete", {"erase", "drop", "unroute"}),
+        ("admin", {"create", "route"}),
+        ("", set(CALLS)),
+    ],
+)
+def test_every_route_needs_the_scopes_of_the_table(run, scopes, allowed):
+    async def test(house):
+        house.backend.make("log")
+        forbidden = {call for call, (method, path, body) in CALLS.items() if (await house.ask(method, path, body, **bearer("k"))).status == 403}
+        assert set(CALLS) - forbidden == allowed
+
+    run(test, keys=f"k:{scopes}")

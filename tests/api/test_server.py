@@ -1,0 +1,218 @@
+"""The whole server: connections, drains, deaths of processes, refusals to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from fakes.server import SERVE, Server, answer, request
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("server"), TOPICS_WORKERS=2) as server:
+        yield server.ready()
+
+
+def test_pipelined_requests_are_all_answered_also_when_the_client_has_finished_sending(shared_server):
+    with shared_server.connect() as line:
+        one = request("POST", "/v0/topics/pipe", {"records": [{"data": 1}]})
+        line.sendall(one * 5)
+        line.shutdown(1)
+        held = bytearray()
+        assert [answer(line, held)[1]["last_seq"] for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert line.recv(1) == b"" and not held
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        b"Content-Length: 40\r\n\r\n" + b'{"records":[{"data":1}]}',
+        b"Transfer-Encoding: chunked\r\n\r\n18\r\n" + b'{"records":[{"data":1}]}' + b"\r\n",
+    ],
+)
+@pytest.mark.parametrize("how", ["close", "reset", "finish"])
+def test_a_client_that_leaves_in_the_middle_of_a_body_commits_nothing(shared_server, cut, how):
+    topic = f"cut-{how}-{len(cut)}"
+    with shared_server.connect() as line:
+        line.sendall(f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode() + cut)
+        time.sleep(0.05)
+        if how == "reset":
+            line.setsockopt(1, 13, b"\1\0\0\0\0\0\0\0")  # SO_LINGER 0
+        if how == "finish":
+            line.shutdown(1)
+            assert answer(line)[0] == 400
+    time.sleep(0.1)
+    assert shared_server.ask("GET", f"/v0/topics/{topic}")[0] == 404
+
+
+def test_parser_errors_wear_the_envelope(shared_server):
+    for sent in (b"NONSENSE\r\n\r\n", b"GET /v0/health HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"):
+        with shared_server.connect() as line:
+            line.sendall(sent)
+            status, body = answer(line)
+            assert status == 400 and body["error"]["code"] == "invalid_request"
+
+
+def test_a_64_mib_body_is_taken_and_one_byte_more_is_413(shared_server):
+    frame = b'{"records":[{"data":"' + b"x" * 1_000_000 + b'"}]}'
+    for size, status in ((64 << 20, 201), ((64 << 20) + 1, 413)):
+        with shared_server.connect() as line:
+            line.sendall(
+                f"POST /v0/topics/big HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n".encode() + frame
+            )
+            padding = b" " * (size - len(frame))
+            threading.Thread(target=_send, args=(line, padding), daemon=True).start()
+            assert answer(line)[0] == status
+
+
+def _send(line, payload):
+    try:
+        line.sendall(payload)
+    except OSError:
+        pass
+
+
+def test_a_long_poll_of_one_worker_wakes_at_a_write_through_another(shared_server):
+    shared_server.write("poll", 0)
+    for round_ in range(1, 6):
+        with shared_server.connect() as line:
+            line.sendall(request("POST", "/v0/topics/poll/diff", {"from_seq": round_, "wait_ms": 20000}))
+            time.sleep(0.05)
+            started = time.monotonic()
+            shared_server.write("poll", round_)
+            assert [record["data"] for record in answer(line)[1]["records"]] == [round_]
+            assert time.monotonic() - started < 5
+
+
+def test_a_drain_answers_long_polls_and_ends_with_status_0(tmp_path):
+    with Server(tmp_path).ready() as server, server.connect() as line:
+        server.write("t", 1)
+        line.sendall(request("POST", "/v0/topics/t/diff", {"from_seq": 1, "wait_ms": 25000}))
+        time.sleep(0.2)
+        assert server.stop(whole_group=True, within_s=8) == 0
+        status, body = answer(line)
+        assert status == 200 and body["records"] == []
+
+
+def test_the_writer_may_die_under_load_and_every_acked_record_is_there_once(tmp_path):
+    with Server(tmp_path, TOPICS_WORKERS=2).ready() as server:
+        server.ask("PUT", "/v0/topics/t", {})
+        acked: set[int] = set()
+        unknown: list[int] = []
+        stop = threading.Event()
+
+        def produce(place: int) -> None:
+            number = place
+            while not stop.is_set():
+                status, body = server.write("t", number, idempotency_key=str(number))
+                if status == 200:
+                    acked.add(number)
+                    number += 100
+                else:
+                    assert status == 503 and body["error"]["code"] == "not_ready", body
+                    unknown.append(number)
+                    time.sleep(0.01)
+
+        producers = [threading.Thread(target=produce, args=(place,)) for place in range(8)]
+        for producer in producers:
+            producer.start()
+        for _ in range(3):
+            before = len(acked)
+            server.until(lambda before=before: len(acked) > before + 50)
+            os.kill(server.children("writer")[0], signal.SIGKILL)
+        server.until(lambda: len(acked) > 400)
+        stop.set()
+        for producer in producers:
+            producer.join()
+        got, cursor = [], 0
+        while True:
+            page = server.ask("POST", "/v0/topics/t/diff", {"from_seq": cursor, "limit": 1000})[1]
+            got += [record["data"] for record in page["records"]]
+            assert [record["$seq"] for record in page["records"]] == list(range(cursor + 1, page["next_from_seq"] + 1))
+            cursor = page["next_from_seq"]
+            if page["caught_up"]:
+                break
+        assert len(got) == len(set(got)) and acked <= set(got)
+        assert server.stop() == 0
+
+
+def test_workers_may_die_under_load(tmp_path):
+    with Server(tmp_path, TOPICS_WORKERS=2).ready() as server:
+        acked, stop = [], threading.Event()
+
+        def produce(place: int) -> None:
+            number = place
+            while not stop.is_set():
+                try:
+                    status, _ = server.write("t", number, idempotency_key=str(number))
+                except OSError:
+                    continue  # the connection died with its worker: ask again with the same key
+                assert status in (200, 201)
+                acked.append(number)
+                number += 100
+
+        producers = [threading.Thread(target=produce, args=(place,)) for place in range(4)]
+        for producer in producers:
+            producer.start()
+        for _ in range(5):
+            before = len(acked)
+            server.until(lambda before=before: len(acked) > before + 30)
+            os.kill(server.children("worker")[0], signal.SIGKILL)
+            server.until(lambda: len(server.children("worker")) == 2)
+        stop.set()
+        for producer in producers:
+            producer.join()
+        got, cursor = [], 0
+        while True:
+            page = server.ask("POST", "/v0/topics/t/diff", {"from_seq": cursor, "limit": 1000})[1]
+            got += [record["data"] for record in page["records"]]
+            cursor = page["next_from_seq"]
+            if page["caught_up"]:
+                break
+        assert len(got) == len(set(got)) and set(acked) <= set(got)
+        assert server.stop() == 0
+
+
+def test_a_second_server_on_the_directory_is_refused_with_the_pid_of_the_first(tmp_path):
+    with Server(tmp_path).ready() as server:
+        (writer,) = server.children("writer")
+        env = os.environ | {"TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(tmp_path / "data")}
+        second = subprocess.run(SERVE, env=env, capture_output=True, text=True, timeout=30)
+        assert second.returncode == 3 and str(writer) in second.stderr
+        assert server.write("t", 1)[0] == 201
+
+
+@pytest.mark.parametrize(
+    "env, told",
+    [
+        ({"TOPICS_API_KEYS": "sesame:reed"}, "reed"),
+        ({"TOPICS_HOST": "0.0.0.0"}, "TOPICS_ALLOW_INSECURE_NO_AUTH"),
+        ({"TOPICS_PORT": "x"}, "TOPICS_PORT"),
+        ({"TOPICS_DATA_DIR": "/dev/null/data"}, "TOPICS_DATA_DIR"),
+        ({"TOPICS_API_KEYS_FILE": "/nowhere"}, "TOPICS_API_KEYS_FILE"),
+        ({"TOPICS_CONFIG": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_a_wrong_setting_ends_the_start_with_a_message_that_names_it(tmp_path, env, told):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    ended = subprocess.run(SERVE, env=plain | {"TOPICS_DATA_DIR": str(tmp_path)} | env, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2 and told in ended.stderr and "sesame" not in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_the_server_bears_few_file_descriptors(tmp_path):
+    command = ["bash", "-c", "ulimit -n 256; exec " + " ".join(SERVE)]
+    with Server(tmp_path, command).ready() as server:
+        lines = [server.connect() for _ in range(300)]
+        time.sleep(0.2)
+        for line in lines:
+            line.close()
+        server.until(lambda: server.write("t", 1)[0] in (200, 201))
+        assert server.stop() == 0
