@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from topicsd._native.files import FileSystem
@@ -110,7 +111,7 @@ class Store:
             progress((number + 1) / len(self.shards))
         self.sequencer.set_replaying(False)
         found_boot = reports[0].boot_id
-        boot = "none" if not found_boot or not any(found_boot) else ("same" if found_boot == self.boot else "other")
+        boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
         damages = {number: [(each.position, each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
         self._note_damage(reports, replayer)
@@ -130,7 +131,7 @@ class Store:
             shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot)
         if self.threaded:
             for number, shard in enumerate(self.shards):
-                self._thread(f"sync-{number}", lambda number=number: self.sequencer.run_sync_loop(number))
+                self._thread(f"sync-{number}", partial(self.sequencer.run_sync_loop, number))
                 self._thread(f"prepare-{number}", shard.run_prepare_loop)
             self.sequencer.set_threaded(True)
 
