@@ -589,7 +589,7 @@ cdef class Index:
             raise MemoryError
         try:
             self.look(slot, &view)
-            for number in range(yields):
+            for _ in range(yields):
                 sched_yield()
             first = max(view.earliest, view.head + 1 - min(view.head, <uint64_t>count))
             count = <uint32_t>(view.head + 1 - first) if first <= view.head else 0
