@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from topicsd import errors
+from topicsd import errors, limits
 from topicsd._native.regions import Shared
 from topicsd._native.scan import Diff, Limits
 from topicsd.api.auth import Keyring
@@ -50,15 +50,18 @@ class Context:
     budget: Budget
     started_ns: int  # when the server started, CLOCK_MONOTONIC
     draining: bool = False
-    limits: Limits = field(init=False)
+    write_limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limits = Limits(
+        self.write_limits = Limits(
             max_records=self.settings.max_batch_records,
             max_record_bytes=self.settings.max_record_bytes,
             max_meta_bytes=self.settings.max_meta_bytes,
             max_tag_bytes=self.settings.max_tag_bytes,
             max_node_bytes=self.settings.max_node_bytes,
+            max_meta_keys=limits.META_KEYS_MAX,
+            max_key_chars=limits.KEY_CHARS_MAX,
+            max_depth=limits.DEPTH_MAX,
         )
 
     @property

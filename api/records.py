@@ -56,8 +56,8 @@ async def append(context: Context, exchange: Exchange, resp: falcon.asgi.Respons
 async def parse_write(context: Context, body: bytes) -> scan.Write:
     """Scan a write's body, a large one in a thread (the scanner needs no GIL)."""
     if len(body) > limits.SCAN_THREAD_BYTES_MIN:
-        return await asyncio.to_thread(scan.parse_write, body, context.limits)
-    return scan.parse_write(body, context.limits)
+        return await asyncio.to_thread(scan.parse_write, body, context.write_limits)
+    return scan.parse_write(body, context.write_limits)
 
 
 def _header_key(exchange: Exchange) -> bytes | None:

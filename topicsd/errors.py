@@ -41,13 +41,6 @@ class ServerError(TopicsError):
     """Say that the server cannot serve the request now."""
 
 
-class EngineError(TopicsError):
-    """Say why the engine refuses a command; it crosses the ring by its code."""
-
-    def __init__(self, code: str, message: str, detail: Detail | None = None) -> None:
-        super().__init__(message, detail, code=code)
-
-
 class LockedError(TopicsError):
     """Say which process holds a data directory."""
 
@@ -98,15 +91,6 @@ class TopicNotFound(ClientError):
         super().__init__(f'topic "{topic}" does not exist', {"topic": topic})
 
 
-class RouterNotFound(ClientError):
-    """Say that a router does not exist."""
-
-    code = "router_not_found"
-
-    def __init__(self, router: str) -> None:
-        super().__init__(f'router "{router}" does not exist', {"router": router})
-
-
 class MethodNotAllowed(ClientError):
     """Say which methods a path has."""
 
@@ -115,12 +99,6 @@ class MethodNotAllowed(ClientError):
     def __init__(self, allowed: tuple[str, ...]) -> None:
         super().__init__(f"this path takes {', '.join(allowed)}")
         self.allowed = allowed
-
-
-class NotAcceptable(ClientError):
-    """Say that the route answers in a media type the client does not take."""
-
-    code = "not_acceptable"
 
 
 class TopicExistsIncompatible(ClientError):

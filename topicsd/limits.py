@@ -29,10 +29,7 @@ RECORD_BYTES_HARD_MAX = GIB
 
 # --- one read ------------------------------------------------------------------------------------------------------------
 
-DIFF_RECORDS = 256  # `limit` when it is absent or 0
 DIFF_RECORDS_MAX = 1000  # TOPICS_MAX_LIMIT
-DIFF_BYTES = MIB  # `max_batch_bytes` when it is absent or 0
-DIFF_BYTES_MAX = 8 * MIB
 DIFF_WAIT_MS_MAX = 30_000  # a long poll is cut here: proxies end idle requests at 60 s
 PAGE_SIZE = 100  # lists
 PAGE_SIZE_MAX = 1000
