@@ -16,9 +16,9 @@ from topicsd._native.files cimport FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
-    frame_header,    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_MAGIC, NO_SLOT,
+    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_MAGIC, NO_SLOT,
     OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY,
-    TOPIC_LEASES_DURABLE, TOPIC_LOG, TOPIC_QUEUE, control, index_entry, topic_config, topic_slot,
+    TOPIC_LEASES_DURABLE, TOPIC_LOG, TOPIC_QUEUE, control, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
@@ -449,6 +449,19 @@ cdef class EngineCore(Sequencer):
         if own == NULL:
             raise MemoryError
         own.last_position = position
+
+    def settle_windows(self):
+        """Let idempotency windows go on where they stood: as old as the newest frame says when the clock has stepped back meanwhile."""
+        cdef uint64_t slot, number
+        cdef int64_t ahead_ms = <int64_t>self.newest_ts - <int64_t>self.core.wall_ms
+        cdef Private *own
+        if ahead_ms <= 0:
+            return
+        for slot in range(self.core.regions.control.table_high):
+            own = self.core.privates[slot]
+            if own != NULL and own.dedupe != NULL:
+                for number in range(own.dedupe.first, own.dedupe.end):
+                    own.dedupe.fifo[number & own.dedupe.fifo_mask].arrived_ms -= ahead_ms
 
     def learn_id(self, uint64_t topic_id, uint32_t slot):
         """Remember a topic id during replay; NO_SLOT forgets it."""

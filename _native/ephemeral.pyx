@@ -1,4 +1,4 @@
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport store_relaxed_64

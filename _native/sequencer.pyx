@@ -475,7 +475,7 @@ cdef class Sequencer:
     cdef int turn_rings(self) noexcept nogil:
         """Drain every ring once. Returns the number of commands that wait for Python."""
         cdef Regions *r = self.core.regions
-        cdef int ring, taken, kind
+        cdef int ring, _taken, kind
         cdef submission entry
         cdef uint8_t *payload
         cdef Batch batch
@@ -483,7 +483,7 @@ cdef class Sequencer:
         for ring in range(<int>r.ring_slots):
             if load_acquire_64(&r.rings[ring].state) == <uint64_t>RING_FREE:
                 continue
-            for taken in range(TURN_BATCHES_MAX):
+            for _taken in range(TURN_BATCHES_MAX):
                 if self.taken[ring] - self.released[ring] >= RING_DESCRIPTORS:
                     break
                 kind = ring_peek_at(&r.rings[ring], self.taken[ring], &entry, &payload)
@@ -683,10 +683,11 @@ cdef class Sequencer:
         own = self.core.privates[slot]
         topic.next_seq = topic.head + 1
         topic.last_ts = max(topic.last_ts, frame.ts)
+        self.newest_ts = max(self.newest_ts, frame.ts)
         own.last_position = position & POSITION_MASK
         if frame.flags & FRAME_FLAG_KEY:
             section = <key_section *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
-            age_ms = <int64_t>self.core.wall_ms - <int64_t>frame.ts if self.core.wall_ms > frame.ts else 0
+            age_ms = <int64_t>self.core.wall_ms - <int64_t>frame.ts    # below 0: the clock has stepped back, see settle_windows
             if age_ms <= <int64_t>topic.config.idempotency_window_ms:
                 if own.dedupe == NULL:
                     own.dedupe = dedupe_new()

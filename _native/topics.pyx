@@ -4,13 +4,13 @@ from libc.string cimport memset
 from topicsd._native.atomics cimport and_64, fence_seq_cst, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.dedupe cimport dedupe_free
 from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
-from topicsd._native.index cimport index_append, index_at, index_hole, index_trim
+from topicsd._native.index cimport index_append, index_at, index_hole, index_hole_reason, index_trim
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
     INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, TOPIC_QUEUE, entry_ext, key_section, record_entry,
 )
 from topicsd._native.ring cimport dirty_push
-from topicsd._native.tags cimport tags_add, tags_drop_below, tags_eq, tags_free, tags_new, tags_prefix, tags_remove
+from topicsd._native.tags cimport tags_add, tags_drop_below, tags_eq, tags_free, tags_new, tags_prefix
 
 cdef enum:
     ENTRIES_FIRST = 1024
@@ -206,6 +206,7 @@ cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
         while before < target:
             entry = index_at(core.regions, topic, before)
             if entry == NULL:
+                reason = index_hole_reason(core.regions, topic, before)
                 before += INDEX_PAGE_ENTRIES - (before - topic.index_base) % INDEX_PAGE_ENTRIES
                 last = min(before, target) - 1
             else:

@@ -13,16 +13,16 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
 from topicsd._native.log_walk import WalkReport, quarantine
 from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
-from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 
@@ -40,7 +40,7 @@ class StoreOptions:
     first_file_bytes: int = 0
     ephemeral_bytes_max: int = 1 << 30
     keys_max: int = 1_000_000
-    engine: Options = Options()
+    engine: Options = field(default_factory=Options)
 
 
 def boot_id() -> bytes:
@@ -76,6 +76,7 @@ class Store:
     ) -> None:
         self.shared = shared
         self.directory = directory
+        self.path = Path(directory)
         self.options = options
         self.clock = clock
         self.files = files or FileSystem()
@@ -86,7 +87,7 @@ class Store:
         self.threads: list[threading.Thread] = []
         self._lock = -1
         self._healed: set[int] = set()
-        os.makedirs(directory, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         if lock:
             self._take_lock()
         self.shards = [self._shard(number) for number in range(max(options.shards, self._shards_present()))]
@@ -110,6 +111,7 @@ class Store:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
         self.sequencer.set_replaying(False)
+        self.sequencer.settle_windows()
         found_boot = reports[0].boot_id
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
@@ -147,7 +149,7 @@ class Store:
                     f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}; {damage.bytes} bytes set aside"
                 )
             if report.damaged:
-                quarantine(report, os.path.join(self.directory, "quarantine"), number)
+                quarantine(report, self.path / "quarantine", number)
         placed = self.sequencer.replay_report()
         if placed["orphans"]:
             self.degraded.append(f"{placed['orphans']} records of topics that no frame creates")
@@ -194,21 +196,20 @@ class Store:
             sizes["file_bytes"] = self.options.file_bytes
         if self.options.first_file_bytes:
             sizes["first_file_bytes"] = self.options.first_file_bytes
-        directory = os.path.join(self.directory, "log", f"shard-{number:02d}")
+        directory = self.path / "log" / f"shard-{number:02d}"
         return Shard(directory, number, files=self.files, group_commit_ms=self.options.group_commit_ms, **sizes)
 
     def _shards_present(self) -> int:
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError):
-            names = [name for name in os.listdir(os.path.join(self.directory, "log")) if name.startswith("shard-")]
+            names = [path.name for path in (self.path / "log").iterdir() if path.name.startswith("shard-")]
         return max((int(name[6:]) + 1 for name in names if name[6:].isdigit()), default=0)
 
     # ---- lock, close -----------------------------------------------------------------------------------------------------------
 
     def _take_lock(self) -> None:
         """Take LOCK by fcntl: it ends with this process, whatever its children hold."""
-        path = os.path.join(self.directory, "LOCK")
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.library import Library

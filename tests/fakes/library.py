@@ -9,7 +9,6 @@ from typing import Any
 
 from fakes.clock import FakeClock
 from oracle.model import Refused
-
 from topicsd._native import frame, scan
 from topicsd._native.order import Order
 from topicsd._native.reader import Gone, Reader

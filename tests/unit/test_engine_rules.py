@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.library import Library
@@ -282,6 +283,18 @@ def test_a_window_counts_time_that_passed_while_the_server_was_down(engine: Libr
     assert engine.append("t", numbers(1), key="k")["deduped"] is False
 
 
+def test_a_clock_that_steps_back_over_a_restart_does_not_lengthen_a_window(engine: Library, clock: FakeClock) -> None:
+    engine.put("t", idempotency_window_ms=1000)
+    engine.append("t", numbers(1), key="k")
+    clock.advance(900)
+    engine.append("t", numbers(2), key="later")
+    clock.step(-86_400_000)
+    engine.kill()
+    clock.advance(200)
+    assert engine.append("t", numbers(2), key="later")["deduped"] is True
+    assert engine.append("t", numbers(1), key="k")["deduped"] is False
+
+
 def test_too_many_keys_throttle_and_none_is_forgotten(make: Callable[..., Library]) -> None:
     engine = make(keys_max=3)
     for key in "abc":
@@ -378,8 +391,9 @@ def test_a_full_disk_refuses_writes_keeps_deletes_and_heals_by_itself(tmp_path: 
     files.space = files.used()
     written = 0
     with pytest.raises(Refused, match="storage_read_only"):
-        for written in range(10_000):
+        while written < 10_000:
             engine.append("t", [{"data": "x" * 500}])
+            written += 1
     assert engine.delete("t", before_seq=5)["deleted"] == 4, "the reserve takes deletes on a full disk"
     files.space = None
     for shard in engine.store.shards:
