@@ -39,6 +39,7 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         """Count in; refuse politely when there are too many."""
         worker = self.worker
+        self._held: list[bytes] = []  # what came behind the request that is being served
         self._head_timer = worker.loop.call_later(limits.HEAD_MS_MAX / 1000, self._head_is_late)
         super().connection_made(transport)
         worker.connections.add(self)
@@ -55,6 +56,33 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
             self.worker.count("connections", -1)
         self._head_timer.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; hold back what belongs to the next request until this one is answered.
+
+        A quick client has read the answer and sends on before gunicorn has reset its parser, which keeps at most 64 KiB of what follows a
+        message and then closes the connection: every larger write could be cut off.
+        """
+        if self._held or self._serves_whole_request():
+            self._held.append(data)
+            self._pause_reading()
+        else:
+            super().data_received(data)
+
+    def _serves_whole_request(self) -> bool:
+        parser = self._callback_parser
+        return self._current_request is not None and parser is not None and parser.is_complete and self.reader is None and self._websocket is None
+
+    def _resume_reading(self) -> None:
+        super()._resume_reading()
+        if self._held:
+            self.worker.loop.call_soon(self._feed_held)  # gunicorn resumes just before it resets the parser
+
+    def _feed_held(self) -> None:
+        if self._held and not self._closed and not self._serves_whole_request():
+            held = b"".join(self._held)
+            self._held.clear()
+            super().data_received(held)
 
     def eof_received(self) -> bool:
         """Keep the connection open for the answer of a request that has come whole: its client may only have finished sending.
@@ -76,7 +104,7 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
             self.worker.loop.call_later(0.01, self._tell_of_eof, receiver)  # the body has not been read yet
 
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:
-        if self._half_closed and not (self._callback_parser is not None and self._callback_parser.remaining()):
+        if self._half_closed and not self._held and not (self._callback_parser is not None and self._callback_parser.remaining()):
             return True  # no further request has come and none will
         return bool(super()._will_close(request, response_requires_close))
 

@@ -142,3 +142,11 @@ def test_many_connections_that_say_nothing_do_not_stop_the_others(server: Server
     finally:
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize("size", [70_000, 200_000])
+def test_a_quick_client_may_send_large_bodies_one_after_the_other_on_one_connection(server: Server, size: int) -> None:
+    with server.line() as line:
+        for number in range(150):
+            answer = line.call("POST", at(f"quick-{size}"), write_body([b'"%06d%b"' % (number, b"x" * size)]))
+            assert answer.status in (200, 201), str(answer)
