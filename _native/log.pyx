@@ -777,6 +777,22 @@ cdef class Shard:
         checked(self.flush(), self.directory)
         checked(self.sync_pass(), self.directory)
         self.line.rotations = 0
+        for file in report.files:
+            if file.first_position != report.next_position:
+                self.give_back(file, report.end + report.torn_bytes)
+
+    cdef give_back(self, file, uint64_t used):
+        # Zeroes behind what an old file holds will never be written: their blocks are freed, what a reader sees stays. A disk that cannot
+        # punch keeps them.
+        cdef ShardState *s = self.state
+        cdef uint64_t first = file.first_position, size = file.bytes
+        cdef uint64_t begin = (max(used, first) - first + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+        cdef int fd
+        if begin >= size:
+            return
+        fd = checked(s.files.open(s.files.context, <const char *>(<bytes>file.path), O_RDWR, 0), file.path)
+        s.files.punch(s.files.context, fd, begin, size - begin)
+        s.files.close(s.files.context, fd)
 
     cdef make_directory(self):
         # Each new directory's entry must be durable before a frame in it can be.

@@ -405,6 +405,21 @@ def test_a_full_disk_refuses_writes_keeps_deletes_and_heals_by_itself(tmp_path: 
     engine._forget()
 
 
+def test_starts_and_kills_without_writes_do_not_fill_the_disk(make: Callable[..., Library]) -> None:
+    engine = make(file_bytes=1 << 22)
+    engine.append("t", numbers(1))
+
+    def used() -> int:
+        return sum(path.stat().st_blocks * 512 for path in (Path(engine.directory) / "log" / "shard-00").iterdir())
+
+    engine.kill()
+    before = used()
+    for _ in range(5):
+        engine.kill()
+    assert used() - before < 1 << 20
+    assert datas(engine.diff("t")) == [1]
+
+
 def test_damage_in_the_middle_is_told_and_the_rest_is_served(make: Callable[..., Library]) -> None:
     engine = make()
     for number in range(1, 7):
