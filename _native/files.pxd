@@ -1,7 +1,7 @@
 # The file seam: everything that the log does to a disk goes through this table of C functions.
 #
-# The table that ships is `real_files()`. The crash tests put `FaultyFiles` (a WatchedFiles, tests/fakes/faulty_files.py) in its place, which runs the very same
-# functions with faults in between, and remembers what a power cut could have taken.
+# The table that ships is `real_files()`. The crash tests put `FaultyFiles` (a WatchedFiles, tests/fakes/faulty_files.py) in its place. It runs
+# the very same functions with faults in between, and remembers what a power cut could have taken.
 #
 # Every function returns a value >= 0, or -errno. All are safe in any thread, without the GIL; none allocates.
 #   pwritev  writes ALL bytes of all parts (it goes on after EINTR and short writes) and returns their sum. A write that makes no progress

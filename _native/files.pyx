@@ -9,7 +9,8 @@ from posix.fcntl cimport O_DIRECTORY, O_RDONLY, open as posix_open
 from posix.stat cimport fstat, mkdir as posix_mkdir, struct_stat
 from posix.types cimport mode_t, off_t
 from posix.uio cimport iovec, pwritev as posix_pwritev
-from posix.unistd cimport close as posix_close, fdatasync as posix_fdatasync, fsync as posix_fsync, pread as posix_pread, pwrite, unlink as posix_unlink
+from posix.unistd cimport close as posix_close, fdatasync as posix_fdatasync, fsync as posix_fsync, pread as posix_pread
+from posix.unistd cimport pwrite, unlink as posix_unlink
 
 cdef extern from *:
     """

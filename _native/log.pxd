@@ -120,7 +120,8 @@ cdef class Shard:
     cdef void count_sync(self, uint64_t took_us) noexcept nogil
     cdef void ring(self, control *bell) noexcept nogil
     cdef int resume_in_void_file(self) noexcept nogil
-    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw, uint64_t total) noexcept nogil
+    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw,
+                          uint64_t total) noexcept nogil
     cdef make_directory(self)
     cdef give_back(self, file, uint64_t used)
     cdef sync_file(self, bytes path)

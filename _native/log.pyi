@@ -1,4 +1,4 @@
-from collections.abc import Buffer, Iterable
+from collections.abc import Iterable
 from os import PathLike
 
 from topicsd._native.files import FileSystem
@@ -27,7 +27,7 @@ class Shard:
     ) -> None: ...
     def start(self, report: WalkReport, *, generation: int = 1, boot_id: bytes = ...) -> None:
         """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable. Raises OSError."""
-    def append(self, frame: Buffer, *, privileged: bool = False) -> int:
+    def append(self, frame: bytes | bytearray | memoryview, *, privileged: bool = False) -> int:
         """Place, stamp, seal and queue a copy of a frame (frame.build); flushes first when it must. Returns its position, raises OSError."""
     def flush_group(self) -> None:
         """Write what was appended since the last flush. Raises OSError, and then the shard is read-only."""

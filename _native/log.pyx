@@ -2,9 +2,8 @@
 
 import os
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
-from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport abort, calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -13,7 +12,7 @@ from posix.uio cimport iovec
 
 from topicsd._native.atomics cimport (
     add_32, cas_64, clock_mono_ns, clock_wall_ms, fence_seq_cst, futex_wait, futex_wake, load_acquire_64, load_relaxed_64, load_seq_cst_32,
-    load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
+    load_seq_cst_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
 )
 from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem, real_files
 from topicsd._native.frame cimport frame_body, frame_seal
@@ -669,7 +668,8 @@ cdef class Shard:
         free(raw)
         return result
 
-    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw, uint64_t total) noexcept nogil:
+    cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw,
+                          uint64_t total) noexcept nogil:
         cdef ShardState *s = self.state
         cdef uint64_t at = LOG_START_BYTES
         cdef frame_header *frame

@@ -1,3 +1,4 @@
+import builtins
 from os import PathLike
 from typing import NamedTuple
 
@@ -6,12 +7,12 @@ from topicsd._native.files import FileSystem
 class LogFile(NamedTuple):
     first_position: int
     bytes: int
-    path: bytes
+    path: builtins.bytes
 
 class Damage(NamedTuple):
     """A range that the disk once had and now does not give: `expected` and `got` are words for an error message."""
 
-    path: bytes
+    path: builtins.bytes
     offset: int
     position: int
     bytes: int
@@ -35,7 +36,7 @@ class WalkReport:
     bytes: int
     synced: int
     generation: int
-    boot_id: bytes
+    boot_id: builtins.bytes
     stopped: int
 
 def list_files(directory: bytes) -> list[LogFile]: ...
