@@ -36,6 +36,7 @@ cdef enum:
     FILL_BYTES = 256 << 10            # a write of zeroes
     FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
     FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled
+    FIRST_BYTES_LEAST = 256 << 10     # of the same file on a full disk
     PATH_BYTES = 4096
     PREPARE_RETRY_NS = 200 * 1000000
     IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
@@ -768,7 +769,7 @@ cdef class Shard:
             self.line.quarantined += <uint64_t>report.damaged[k].bytes
         s.want_first = report.next_position
         if not s.prepared_ready:
-            checked(make_file(s, s.want_first, s.first_file_bytes, FIRST_FILL_BYTES, &s.prepared), self.directory)
+            checked(self.make_first(report), self.directory)
             s.prepared_ready = 1
         s.running = True
         store_release_64(&self.line.synced, report.end)
@@ -778,8 +779,22 @@ cdef class Shard:
         checked(self.sync_pass(), self.directory)
         self.line.rotations = 0
         for file in report.files:
-            if file.first_position != report.next_position:
+            # The one file where the log ended: those before it are full or were dealt with then, and what is torn behind it is evidence.
+            if file.first_position <= report.end < file.first_position + file.bytes and file.first_position != report.next_position:
                 self.give_back(file, report.end + report.torn_bytes)
+
+    cdef int make_first(self, WalkReport report) except? -1:
+        # On a full disk the room of old files' rests (the last one kept the reserve) makes a smaller file: reads and deletes go on.
+        cdef ShardState *s = self.state
+        cdef uint64_t size = s.first_file_bytes
+        cdef int result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
+        if no_room(-result):
+            for file in report.files:
+                self.give_back(file, report.end + report.torn_bytes)
+        while no_room(-result) and size > FIRST_BYTES_LEAST:
+            size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, <uint64_t>FIRST_BYTES_LEAST)
+            result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
+        return result
 
     cdef give_back(self, file, uint64_t used):
         # Zeroes behind what an old file holds will never be written: their blocks are freed, what a reader sees stays. A disk that cannot

@@ -170,6 +170,24 @@ def test_a_restart_makes_void_what_was_torn(directory: Path) -> None:
     assert log_walk.check(directory).damaged == []
 
 
+def test_a_restart_leaves_torn_bytes_of_every_file_as_they_are(directory: Path) -> None:
+    """Void is not erased: an operator may want to look at what a power cut tore, in later files too."""
+    shard = started(directory)
+    for seq in range(1, 21):
+        shard.append(entry(seq))
+    shard.flush_group()
+    shard.close()
+    path = directory / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[128 + 1064 + 100] ^= 1
+    path.write_bytes(content)
+    before = {old: old.read_bytes() for old in directory.iterdir()}
+    assert len(before) == 2
+    started(directory)
+    assert {old: old.read_bytes() for old in before} == before
+    assert shown(directory) == [1]
+
+
 def test_an_idle_log_gets_one_mark_so_that_its_last_frame_is_known_to_be_synced(directory: Path) -> None:
     shard = started(directory)
     shard.append(entry(1))
