@@ -123,5 +123,5 @@ cdef class Shard:
     cdef int write_copies(self, const TailFile *file, uint64_t previous_end, const iovec *frames, int count, uint8_t *raw,
                           uint64_t total) noexcept nogil
     cdef make_directory(self)
-    cdef give_back(self, file, uint64_t used)
+    cdef give_back(self, report)
     cdef sync_file(self, bytes path)

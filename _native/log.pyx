@@ -769,7 +769,7 @@ cdef class Shard:
             self.line.quarantined += <uint64_t>report.damaged[k].bytes
         s.want_first = report.next_position
         if not s.prepared_ready:
-            checked(self.make_first(report), self.directory)
+            checked(make_first(self, report), self.directory)
             s.prepared_ready = 1
         s.running = True
         store_release_64(&self.line.synced, report.end)
@@ -778,36 +778,23 @@ cdef class Shard:
         checked(self.flush(), self.directory)
         checked(self.sync_pass(), self.directory)
         self.line.rotations = 0
-        for file in report.files:
-            # The one file where the log ended: those before it are full or were dealt with then, and what is torn behind it is evidence.
-            if file.first_position <= report.end < file.first_position + file.bytes and file.first_position != report.next_position:
-                self.give_back(file, report.end + report.torn_bytes)
+        self.give_back(report)
 
-    cdef int make_first(self, WalkReport report) except? -1:
-        # On a full disk the room of old files' rests (the last one kept the reserve) makes a smaller file: reads and deletes go on.
+    cdef give_back(self, report):
+        # Zeroes behind what an old file holds will never be written: their blocks are freed, what a reader sees stays. Only in the file where
+        # the log ended: those before it are full or had their turn, and what is torn behind it is evidence. A disk that cannot punch keeps them.
         cdef ShardState *s = self.state
-        cdef uint64_t size = s.first_file_bytes
-        cdef int result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
-        if no_room(-result):
-            for file in report.files:
-                self.give_back(file, report.end + report.torn_bytes)
-        while no_room(-result) and size > FIRST_BYTES_LEAST:
-            size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, <uint64_t>FIRST_BYTES_LEAST)
-            result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
-        return result
-
-    cdef give_back(self, file, uint64_t used):
-        # Zeroes behind what an old file holds will never be written: their blocks are freed, what a reader sees stays. A disk that cannot
-        # punch keeps them.
-        cdef ShardState *s = self.state
-        cdef uint64_t first = file.first_position, size = file.bytes
-        cdef uint64_t begin = (max(used, first) - first + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+        cdef uint64_t begin, size
         cdef int fd
-        if begin >= size:
-            return
-        fd = checked(s.files.open(s.files.context, <const char *>(<bytes>file.path), O_RDWR, 0), file.path)
-        s.files.punch(s.files.context, fd, begin, size - begin)
-        s.files.close(s.files.context, fd)
+        for file in report.files:
+            size = file.bytes
+            if file.first_position == report.next_position or not file.first_position <= report.end < file.first_position + size:
+                continue
+            begin = whole_pages(report.end + report.torn_bytes - file.first_position)
+            if begin < size:
+                fd = checked(s.files.open(s.files.context, <const char *>(<bytes>file.path), O_RDWR, 0), file.path)
+                s.files.punch(s.files.context, fd, begin, size - begin)
+                s.files.close(s.files.context, fd)
 
     cdef make_directory(self):
         # Each new directory's entry must be durable before a frame in it can be.
@@ -970,6 +957,19 @@ cdef class Shard:
             "fsync_us_sum": line.fsync_us_sum, "fsync_us_count": line.fsync_us_count, "quarantined": line.quarantined,
             "fsync_bucket": [line.fsync_bucket[k] for k in range(FSYNC_BUCKETS)],
         }
+
+
+cdef int make_first(Shard shard, WalkReport report) except? -1:
+    # On a full disk the room that an old file's rest gives back (it kept the reserve) makes a smaller file: reads and deletes go on.
+    cdef ShardState *s = shard.state
+    cdef uint64_t size = s.first_file_bytes
+    cdef int result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
+    if no_room(-result):
+        shard.give_back(report)
+    while no_room(-result) and size > FIRST_BYTES_LEAST:
+        size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, <uint64_t>FIRST_BYTES_LEAST)
+        result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
+    return result
 
 
 cdef int checked(int result, bytes path) except? -1:
