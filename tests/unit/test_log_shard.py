@@ -346,6 +346,23 @@ def test_on_a_full_disk_only_privileged_frames_go_into_the_reserve_and_space_cur
     assert shown(directory) == [*range(1, seq), 100, 101]
 
 
+def test_a_restart_on_a_full_disk_takes_a_smaller_file_and_privileged_frames(directory: Path, files: FaultyFiles) -> None:
+    sizes = {"first_file_bytes": 4 << 20, "file_bytes": 4 << 20, "reserve_bytes": 1 << 20}
+    shard = started(directory, files, **sizes)
+    shard.append(entry(1))
+    shard.flush_group()
+    shard.close()
+    files.space = files.used() + (600 << 10)
+    again = started(directory, files, **sizes)
+    assert again.files == [(0, 4 << 20), (4 << 20, 512 << 10)]
+    with pytest.raises(OSError) as caught:
+        again.append(entry(2))
+    assert caught.value.errno == errno.ENOSPC
+    again.append(entry(3), privileged=True)
+    again.flush_group()
+    assert shown(directory) == [1, 3]
+
+
 def test_privileged_frames_are_refused_when_the_reserve_is_used_up(directory: Path, files: FaultyFiles) -> None:
     shard = started(directory, files)
     files.space = files.used()
