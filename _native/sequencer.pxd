@@ -64,6 +64,7 @@ cdef class Sequencer:
     cdef void _fail(self, Batch *batch) noexcept nogil
     cdef int flush_group(self) noexcept nogil
     cdef void release_synced(self) noexcept nogil
+    cdef void _show_pending(self, int number) noexcept nogil
     cdef int _note_failed(self, int number, uint64_t position) noexcept
     cdef int turn_rings(self) noexcept nogil
     cdef void _end_turn(self) noexcept nogil

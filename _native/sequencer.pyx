@@ -8,7 +8,7 @@ from libc.stdlib cimport abort, calloc, free, malloc
 from libc.string cimport memset
 from posix.time cimport nanosleep, timespec
 
-from topicsd._native.atomics cimport and_64, clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64
+from topicsd._native.atomics cimport and_64, clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64, store_relaxed_64
 from topicsd._native.batch cimport (
     BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_DUPLICATE, Batch, Queue, free_owned, key_of, queue_at, queue_length, queue_open,
     queue_push,
@@ -22,7 +22,7 @@ from topicsd._native.layout cimport (
     FRAME_CEILING, FRAME_FLAG_EPHEMERAL, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, FRAME_MAGIC, LOG_FILES_MAX, LOSS_CORRUPT, NO_SLOT,
     OUTCOME_EPHEMERAL, OUTCOME_FULL, OUTCOME_JSON, OUTCOME_KEYS, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_QUOTA, OUTCOME_READ_ONLY,
     OUTCOME_TOO_LARGE, OUTCOME_UNKNOWN, POSITION_BITS, POSITION_MASK, RING_DESCRIPTORS, SOURCE_EPHEMERAL, completion, control,
-    index_entry, key_section, submission, topic_slot,
+    index_entry, key_section, shard_line, submission, topic_slot,
 )
 from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
@@ -441,7 +441,16 @@ cdef class Sequencer:
             else:
                 self._publish(batch)
         self.group.first = self.group.end
+        for number in range(self.shard_count):
+            self._show_pending(number)
         return failed
+
+    cdef void _show_pending(self, int number) noexcept nogil:
+        cdef shard_line *line = (<Shard>self.shard[number]).line
+        cdef uint64_t length = queue_length(&self.pending[number])
+        store_relaxed_64(&line.pending, length)
+        if length > line.pending_peak:
+            store_relaxed_64(&line.pending_peak, length)
 
     cdef void release_synced(self) noexcept nogil:
         """Publish what has been synced; fail what never will be."""
@@ -465,6 +474,7 @@ cdef class Sequencer:
                         with gil:
                             self._note_failed(number, batch.place & POSITION_MASK)
                     self._fail(batch)
+            self._show_pending(number)
 
     cdef int _note_failed(self, int number, uint64_t position) noexcept:
         self.failed.setdefault(number, []).append(position)

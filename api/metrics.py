@@ -32,7 +32,7 @@ class Metrics(Route):
                         lines.append(TopicLine.of(context.reader.summary(slot, context.now_ms), name.decode()))
                 except (errors.TopicNotFound, errors.NotReady):
                     continue
-        samples = collect(context.shared, context.settings.log_shards, context.uptime_ms, lines, truncated)
+        samples = collect(context.shared, limits.LOG_SHARDS_MAX, context.uptime_ms, lines, truncated)
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))
         else:

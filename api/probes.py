@@ -9,6 +9,7 @@ from typing import Any
 import falcon.asgi
 
 import topicsd
+from topicsd import limits
 from topicsd.api import answers
 from topicsd.api.context import Context
 from topicsd.api.gate import Route
@@ -47,7 +48,7 @@ class Ready(Route):
 def restrictions(context: Context) -> list[str]:
     """Say in words what does not work: a read-only log, damage that was found."""
     reasons = []
-    for number in range(context.settings.log_shards):
+    for number in range(limits.LOG_SHARDS_MAX):  # a directory may hold more shards than the setting says
         if code := int(str(context.shared.shard(number)["read_only"])):
             name = errno.errorcode.get(code, str(code))
             reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")

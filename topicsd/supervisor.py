@@ -174,6 +174,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         if child is self.writer:
             was_ready = self.shared.ready
             self.shared.ready = False
+            self.shared.set("replay_permille", 0)
         if self.stopping:
             return
         log.warning("child died", what=child.name, code=code)

@@ -43,8 +43,8 @@ class Words:
         return self.lines[number]
 
     def shard(self, number: int) -> dict[str, Any]:
-        line: dict[str, Any] = defaultdict(int, self.log_line)
-        line["fsync_bucket"] = [0] * 9 + [3] + [0] * 14
+        line: dict[str, Any] = defaultdict(int, self.log_line if number == 0 else {})
+        line["fsync_bucket"] = [0] * 9 + [3 if number == 0 else 0] + [0] * 14
         return line
 
     def inflight_enter(self, number: int, key: int, limit: int) -> bool:
