@@ -660,6 +660,12 @@ cdef class Sequencer:
         """Tell whether a shard's write or sync has failed."""
         return (<Shard>self.shard[number]).refuses() == -EROFS
 
+    def fail_unsynced(self):
+        """Answer what is in flight, as far as its fate is known by now."""
+        with nogil:
+            self.flush_group()
+            self.release_synced()
+
     def failed_places(self, int number):
         """Return the positions of frames that were written, never published, and are void; once."""
         places = self.failed.pop(number, [])

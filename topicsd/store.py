@@ -87,6 +87,7 @@ class Store:
         self.threads: list[threading.Thread] = []
         self._lock = -1
         self._healed: set[int] = set()
+        self._voided: dict[int, set[int]] = {}  # by shard: positions of frames that were written and never published
         self.path.mkdir(parents=True, exist_ok=True)
         if lock:
             self._take_lock()
@@ -167,7 +168,9 @@ class Store:
         for number, shard in enumerate(self.shards):
             if not self.sequencer.is_poisoned(number) or (number in self._healed and shard.read_only != errno.ENOSPC):
                 continue
-            voided = set(self.sequencer.failed_places(number))
+            self.sequencer.fail_unsynced()  # what was refused is known before anything is kept
+            voided = self._voided.setdefault(number, set())
+            voided.update(self.sequencer.failed_places(number))
             previous_end = min([shard.synced_position, *voided])
             report, found = read_log(shard.directory, number, files=self.files, from_position=previous_end)
             del report
@@ -178,6 +181,7 @@ class Store:
                 if shard.read_only == errno.ENOSPC:
                     shard.resume_after(None)
                     self._healed.discard(number)
+                    self._voided.pop(number, None)
 
     @staticmethod
     def _counts(frame: bytes, voided: set[int], written: int) -> bool:
