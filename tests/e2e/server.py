@@ -145,10 +145,10 @@ class Server:
 
     # end
 
-    def stop(self) -> int:
+    def stop(self, whole_group: bool = False) -> int:
         """Ask for a clean end with SIGTERM. Return the exit status; no process of the group is left."""
         assert self.process is not None
-        self.process.terminate()
+        (os.killpg if whole_group else os.kill)(self.process.pid, signal.SIGTERM)
         try:
             status = self.process.wait(STOP_S_MAX)
             assert self._group_ends(5.0), f"processes are left after the end: {group_members(self.process.pid)}"

@@ -253,7 +253,8 @@ def test_a_server_is_ready_soon_on_an_empty_directory(launch: Launch, capsys: py
     assert min(times) <= 5.0
 
 
-def test_a_clean_end_answers_long_polls_acks_or_refuses_each_write_and_is_in_time(launch: Launch) -> None:
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the-first-process", "the-whole-group"])
+def test_a_clean_end_answers_long_polls_acks_or_refuses_each_write_and_is_in_time(launch: Launch, whole_group: bool) -> None:
     server = launch(workers=2, TOPICS_DRAIN_MS=4000)
     create(server, "t", durability="fsync")
     create(server, "quiet", durability="fsync")
@@ -294,7 +295,7 @@ def test_a_clean_end_answers_long_polls_acks_or_refuses_each_write_and_is_in_tim
     assert eventually(lambda: len(acked) > 200, 20.0)
     stopping.set()
     begun = time.monotonic()
-    status = server.stop()
+    status = server.stop(whole_group)
     spent = time.monotonic() - begun
     for thread in pollers + producers:
         thread.join(20)
@@ -309,6 +310,24 @@ def test_a_clean_end_answers_long_polls_acks_or_refuses_each_write_and_is_in_tim
     records = read(server, "t")
     assert set(acked) <= set(records), f"lost by a clean end: {sorted(set(acked) - set(records))[:5]}"
     assert set(records) <= set(acked) | set(unknown) and len(records) == len(set(records))
+
+
+def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end(launch: Launch) -> None:
+    server = launch(workers=2, TOPICS_DRAIN_MS=1500)
+    create(server, "t", durability="fsync")
+    body = write_body([b'"never"'])
+    head = f"POST {at('t')} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body) + 1}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            line = stack.enter_context(socket.create_connection(server.address, 5.0))
+            line.sendall(head + body)
+        time.sleep(0.2)
+        begun = time.monotonic()
+        status = server.stop()
+        spent = time.monotonic() - begun
+    assert (status, spent < 3.5) == (0, True), f"status {status} after {spent:.1f} s\n{server.log()}"
+    server.start()
+    assert server.call("GET", at("t")).json["head_seq"] == 0
 
 
 def test_children_of_a_server_end_when_its_first_process_is_killed(launch: Launch) -> None:
