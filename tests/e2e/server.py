@@ -187,7 +187,7 @@ class Server:
         """Tell the processes apart by what they hold: LOCK names the writer, a worker listens, the keeper does neither."""
         children = children_of(self.pid)
         writer = None
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a writer that is just starting empties the file first
             writer = int((self.data / "LOCK").read_text().split()[0])
         if writer not in children:
             writer = None
