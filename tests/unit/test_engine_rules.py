@@ -345,6 +345,16 @@ def test_deletes_survive_every_kind_of_restart(engine: Library) -> None:
     assert engine.delete("t", match="odd")["deleted"] == 3
 
 
+def test_a_delete_is_answered_only_when_it_can_no_longer_come_back(engine: Library) -> None:
+    for durability in ("memory", "disk", "fsync"):
+        engine.put(durability, durability=durability)
+        engine.append(durability, numbers(1, 2))
+        answer = engine.engine.call({"op": "records.delete", "topic": durability, "before_seq": 2})
+        assert answer is not None and answer.wait_slot is not None, durability
+        nothing = engine.engine.call({"op": "records.delete", "topic": durability, "before_seq": 2})
+        assert nothing is not None and (nothing.body["deleted"], nothing.wait_slot) == (0, None)
+
+
 def test_a_delete_that_crosses_a_page_of_the_index_counts_right(engine: Library) -> None:
     for start in range(0, 5000, 1000):
         engine.append("t", [{"data": n, "tag": f"t{n % 7}"} for n in range(start, start + 1000)])

@@ -172,21 +172,17 @@ class Engine:
         if command.get("before_seq") is not None:
             before = min(before, command["before_seq"])
         deletion = frames.Deletion(before, command.get("match_kind", frames.MATCH_NONE), (command.get("match") or "").encode())
-        deleted = 0
+        deleted, logged = 0, False
         if topic["count"] and before > topic["earliest"]:
-            if not self.sequencer.only_in_memory(slot):
+            logged = not self.sequencer.only_in_memory(slot)
+            if logged:
                 body = frames.delete_body(deletion)
                 self.sequencer.log_frame(topic["shard"], frames.DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
             deleted = self.apply_delete(slot, deletion)
         after = self.sequencer.topic(slot)
-        body_json = {
-            "deleted": deleted,
-            "earliest_seq": after["earliest"],
-            "head_seq": after["head"],
-            "count": after["count"],
-            "bytes": after["bytes"],
-        }
-        return Answer(body_json, slot if deleted and self.sequencer.is_fsync(slot) else None)
+        answer = {"deleted": deleted, "earliest_seq": after["earliest"], "head_seq": after["head"], "count": after["count"], "bytes": after["bytes"]}
+        # What was deleted stays deleted whatever the topic's class: somebody may have asked for it to be forgotten.
+        return Answer(answer, slot if logged else None)
 
     def apply_delete(self, slot: int, deletion: frames.Deletion) -> int:
         """Delete what a delete frame names; return how many records went."""
