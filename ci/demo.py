@@ -37,8 +37,9 @@ from e2e.server import Server, as_json, eventually, serve_command  # noqa: E402
 FILES = ("github-webhooks.jsonl.gz", "earthquakes.jsonl.gz", "flights-200k.jsonl.gz")
 IN_FLIGHT_MIN = 32  # so many unanswered requests when a process is killed
 FLIGHT_BATCH = 50
-PRODUCERS = {"webhooks": 8, "earthquakes": 8, "flights.disk": 24, "flights.fsync": 24}
-KILLS = (("writer", 0.10), ("worker", 0.30), ("writer", 0.50), ("worker", 0.70))  # who, and at which share of all batches
+PRODUCERS = {"webhooks": 8, "earthquakes": 8, "flights": 48}
+KILLS = (("writer", 0.10), ("worker", 0.25), ("writer", 0.40), ("worker", 0.55))  # who, and at which share of all batches
+AHEAD = 0.15  # producers run ahead of the next kill by at most such a share: the load must not be over before it
 SELF_RECOVERY_S_MAX = 5.0
 LOAD_S_MAX = 240.0
 
@@ -104,10 +105,11 @@ def earthquakes(folder: Path) -> Iterator[Batch]:
         yield Batch("earthquakes", json.loads(line)["id"], (line,))
 
 
-def flights(folder: Path, topic: str, part: int) -> Iterator[Batch]:
-    rows = [line for number, line in enumerate(lines(folder / FILES[2])) if number % 2 == part]
-    for start in range(0, len(rows), FLIGHT_BATCH):
-        yield Batch(topic, f"flights-{start}", tuple(rows[start : start + FLIGHT_BATCH]))
+def flights(folder: Path) -> Iterator[Batch]:
+    """Yield batches for two topics in turn, one of each of the durable classes."""
+    rows = list(lines(folder / FILES[2]))
+    for number, start in enumerate(range(0, len(rows), FLIGHT_BATCH)):
+        yield Batch(("flights.disk", "flights.fsync")[number % 2], f"flights-{start}", tuple(rows[start : start + FLIGHT_BATCH]))
 
 
 def config_of(topic: str) -> dict[str, str]:
@@ -125,6 +127,9 @@ class Load:
         self.tally = Tally()
         self.in_flight = InFlight()
         self.total = sum(map(len, sources.values()))
+        self.taken = 0
+        self.allowed = threading.Condition()
+        self.share_allowed = 0.0
         self.threads = []
         for name, batches in sources.items():
             waiting: queue.SimpleQueue[Batch] = queue.SimpleQueue()
@@ -137,6 +142,9 @@ class Load:
             with self.server.line(counter=self.in_flight) as line:
                 while True:
                     batch = waiting.get_nowait()
+                    with self.allowed:
+                        self.allowed.wait_for(lambda: self.taken < self.share_allowed * self.total)
+                        self.taken += 1
                     body = write_body(batch.datas, batch.key, [batch.tag] * len(batch.datas) if batch.tag is not None else ())
                     answer, tries = insist(line, "POST", at(batch.topic), body)
                     self.tally.ack(batch, answer.json, tries)
@@ -144,6 +152,12 @@ class Load:
             pass
         except BaseException as failure:
             self.tally.failed.append(failure)
+
+    def allow(self, share: float) -> None:
+        """Let producers go on up to a share of all batches."""
+        with self.allowed:
+            self.share_allowed = share
+            self.allowed.notify_all()
 
     def start(self) -> None:
         for thread in self.threads:
@@ -158,14 +172,17 @@ class Load:
             raise self.tally.failed[0]
 
     def finish(self) -> None:
+        self.allow(1.0)
         self.wait_for_share(1.0)
         for thread in self.threads:
             thread.join(10.0)
 
 
-def kill_one(server: Server, load: Load, who: str) -> str:
-    """Kill the writer or a worker while enough requests are in flight. Return a line for the summary."""
+def kill_one(server: Server, load: Load, who: str, share: float) -> str:
+    """Kill the writer or a worker at a share of the load, while enough requests are in flight. Return a line for the summary."""
     roles = server.settled_roles()
+    load.allow(share + AHEAD)
+    load.wait_for_share(share)
     pid = roles.writer if who == "writer" else roles.workers[0]
     assert pid is not None
     in_flight = load.in_flight.wait_for(IN_FLIGHT_MIN, 10.0)
@@ -236,8 +253,7 @@ def run(folder: Path, directory: Path, command: list[str]) -> int:
     sources = {
         "webhooks": list(webhooks(folder)),
         "earthquakes": list(earthquakes(folder)),
-        "flights.disk": list(flights(folder, "flights.disk", 0)),
-        "flights.fsync": list(flights(folder, "flights.fsync", 1)),
+        "flights": list(flights(folder)),
     }
     sent: dict[str, Counter[bytes]] = {}
     for batch in (batch for batches in sources.values() for batch in batches):
@@ -255,8 +271,7 @@ def run(folder: Path, directory: Path, command: list[str]) -> int:
         loading = time.monotonic()
         load.start()
         for who, share in KILLS:
-            load.wait_for_share(share)
-            kills.append(kill_one(server, load, who))
+            kills.append(kill_one(server, load, who, share))
             say(kills[-1])
         load.finish()
         spent = time.monotonic() - loading
