@@ -159,7 +159,8 @@ struct worker_line { /* one per ring slot; written by that worker only, unless s
     uint64_t long_polls;
     uint64_t throttled;
     uint64_t errors_5xx;
-    uint64_t reserved[19];
+    uint64_t native_append, native_diff, native_state; /* of native_requests */
+    uint64_t reserved[16];
 };
 _Static_assert(sizeof(struct worker_line) == 256, "worker line");
 

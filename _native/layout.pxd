@@ -160,7 +160,10 @@ cdef extern from "layout.h" nogil:
         uint64_t long_polls
         uint64_t throttled
         uint64_t errors_5xx
-        uint64_t reserved[19]
+        uint64_t native_append
+        uint64_t native_diff
+        uint64_t native_state
+        uint64_t reserved[16]
 
     ctypedef struct shard_line "struct shard_line":
         uint64_t written

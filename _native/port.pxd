@@ -13,6 +13,7 @@
 # topic's head after it, and then sleep: the writer moves the head first and looks at the mask then, so one of the two sees the other.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from topicsd._native.layout cimport completion
 from topicsd._native.regions cimport Shared
 from topicsd._native.ring cimport Ring
 from topicsd._native.scan cimport WriteRequest
@@ -33,6 +34,8 @@ cdef class Completion:
     cdef readonly uint32_t fsync_us
     cdef readonly tuple values
     cdef readonly bytes payload
+
+cdef Completion completed(const completion *answer, const uint8_t *payload)
 
 cdef class Port:
     cdef Shared shared

@@ -39,7 +39,7 @@ _SHARD_WORDS = (
     "fsync_us_count").split()
 _WORKER_WORDS = (
     "pid incarnation requests native_requests bytes_in bytes_out records_in records_out inflight connections long_polls throttled "
-    "errors_5xx").split()
+    "errors_5xx native_append native_diff native_state").split()
 
 
 cdef void *mapped(uint64_t size, bint in_dumps, bint twice) except NULL:

@@ -48,6 +48,11 @@ class Keyring:
         return len(self._entries)
 
     @property
+    def entries(self) -> list[tuple[bytes, Key]]:
+        """Return digest and key of each entry, for the native front."""
+        return list(self._entries)
+
+    @property
     def enabled(self) -> bool:
         """Tell whether there are keys at all."""
         return bool(self._entries)

@@ -35,6 +35,20 @@ class OrderFace(Protocol):
     def page(self, prefix: bytes, after: bytes | None, limit: int) -> list[tuple[int, bytes]]: ...
 
 
+def write_limits_of(settings: Settings) -> Limits:
+    """Return the limits that the scanner holds a write to."""
+    return Limits(
+        max_records=settings.max_batch_records,
+        max_record_bytes=settings.max_record_bytes,
+        max_meta_bytes=settings.max_meta_bytes,
+        max_tag_bytes=settings.max_tag_bytes,
+        max_node_bytes=settings.max_node_bytes,
+        max_meta_keys=limits.META_KEYS_MAX,
+        max_key_chars=limits.KEY_CHARS_MAX,
+        max_depth=limits.DEPTH_MAX,
+    )
+
+
 @dataclass
 class Context:
     """Bundle the shared memory, the line to the writer and the rules of this server."""
@@ -53,16 +67,7 @@ class Context:
     write_limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.write_limits = Limits(
-            max_records=self.settings.max_batch_records,
-            max_record_bytes=self.settings.max_record_bytes,
-            max_meta_bytes=self.settings.max_meta_bytes,
-            max_tag_bytes=self.settings.max_tag_bytes,
-            max_node_bytes=self.settings.max_node_bytes,
-            max_meta_keys=limits.META_KEYS_MAX,
-            max_key_chars=limits.KEY_CHARS_MAX,
-            max_depth=limits.DEPTH_MAX,
-        )
+        self.write_limits = write_limits_of(self.settings)
 
     @property
     def now_ms(self) -> int:

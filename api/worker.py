@@ -142,9 +142,11 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.ring = -1  # the arbiter's pre_fork sets both
         self.runtime: Any = None
-        self.connections: set[Connection] = set()
+        self.connections: set[Any] = set()  # of Connection, or of the native front's
         self.connections_max = 1
         self.context: Context | None = None
+        self.hub: Any = None  # of the native front, where it is on
+        self.patience: Any = None
 
     def count(self, name: str, value: int) -> None:
         """Add to a counter of this worker's line in shared memory."""
@@ -169,14 +171,22 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
 
         runtime = self.runtime
         settings, shared = runtime.settings, runtime.shared
-        port = Port(shared, self.ring)
+        reader = Reader(shared, str(settings.data_dir), settings.max_limit)
+        port: Any
+        if settings.front == "native":
+            from topicsd.api import front
+
+            self.patience = front.Patience()
+            port = self.hub = front.make_hub(self, shared, self.ring, reader, settings, runtime.keyring)
+        else:
+            port = Port(shared, self.ring)
         polls = Polls(port)
         self.context = Context(
             settings=settings,
             keyring=runtime.keyring,
             shared=shared,
             ring=self.ring,
-            reader=Reader(shared, str(settings.data_dir), settings.max_limit),
+            reader=reader,
             order=Order(shared),
             calls=Calls(shared, port, polls),
             polls=polls,
@@ -203,8 +213,11 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         # The arbiter has blocked them across the fork; uvloop loses a signal that comes before it runs.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.ENDING)
         self.context.calls.open(loop)
+        connection = self.hub.connection if self.hub is not None else lambda: Connection(self)
+        if self.hub is not None:
+            self.hub.open(loop)
         for listener in self.sockets:
-            self.servers.append(await loop.create_server(lambda: Connection(self), sock=listener.sock, backlog=limits.BACKLOG))
+            self.servers.append(await loop.create_server(connection, sock=listener.sock, backlog=limits.BACKLOG))
         gc.collect()
         gc.freeze()  # what is alive now lives for ever: later collections need not look at it
         while self.alive:
@@ -225,6 +238,8 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             server.close()
         self.context.draining = True
         self.context.polls.wake(None)
+        if self.hub is not None:
+            self.hub.end_polls()
         deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000
         while self.connections and not self._quick_shutdown and self.loop.time() < deadline:
             for connection in list(self.connections):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+NATIVE_ROUTES = ("append", "diff", "state")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 Labels = dict[str, str]
 
@@ -137,7 +138,9 @@ _WORKER = (
 
 def _workers(shared: Regions) -> list[Family]:
     lines = [shared.worker(number) for number in range(shared.ring_slots)]
-    return [Family(f"topics_http_{name}", kind, text, [("", {}, sum(line[word] for line in lines))]) for name, kind, text, word in _WORKER]
+    families = [Family(f"topics_http_{name}", kind, text, [("", {}, sum(line[word] for line in lines))]) for name, kind, text, word in _WORKER]
+    native = [("", {"route": route}, float(sum(line[f"native_{route}"] for line in lines))) for route in NATIVE_ROUTES]
+    return [*families, Family("topics_front_native_total", "counter", "Requests that the native front served.", native)]
 
 
 _TOPIC = (

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from topicsd import limits
@@ -21,6 +21,10 @@ PREFIX = "TOPICS_"
 SECRETS = ("api_keys",)
 
 Cap = Annotated[int, Field(ge=0, le=2**63)]  # 0: no limit
+
+
+def _front(value: object) -> object:
+    return {"0": "falcon", "off": "falcon", "1": "native", "on": "native"}.get(str(value).lower(), value)
 
 
 class SettingsError(Exception):
@@ -45,7 +49,7 @@ class Settings(BaseSettings):
     # processes
     workers: Annotated[int, Field(ge=1, le=limits.WORKERS_MAX)] = 1
     drain_ms: Annotated[int, Field(ge=0, le=limits.DRAIN_MS_MAX)] = limits.DRAIN_MS
-    front: Literal["falcon"] = "falcon"
+    front: Annotated[Literal["native", "falcon"], BeforeValidator(_front)] = "falcon"  # who reads the connections; 0, off: falcon
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     # log
