@@ -1,0 +1,53 @@
+"""Build what the benches need into perf/out/: the load generator and the bare servers (C), and the native submit loop (Cython).
+
+Nothing is installed. A file is built again only when something beside it is newer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+PERF = Path(__file__).resolve().parent
+OUT = PERF / "out"
+ROOT = PERF.parent
+WARNINGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra"]
+PROGRAMS = {"load": PERF / "load/load.c", "bare_http": PERF / "bare/http.c", "bare_disk": PERF / "bare/disk.c"}
+
+
+def build() -> None:
+    """Build all that is stale. Raises CalledProcessError when a compiler refuses."""
+    OUT.mkdir(exist_ok=True)
+    for name, source in PROGRAMS.items():
+        if _stale(OUT / name, [*source.parent.glob("*.[ch]"), PERF / "load/histogram.h"]):
+            subprocess.run([os.environ.get("CC", "cc"), *WARNINGS, "-o", OUT / name, source], check=True)
+    _build_submit()
+
+
+def _stale(product: Path, sources: list[Path]) -> bool:
+    return not product.exists() or any(source.stat().st_mtime > product.stat().st_mtime for source in sources)
+
+
+def _build_submit() -> None:
+    # It sees the structs of _native/, so it is as old as the oldest of their pages.
+    source = PERF / "engine/submit.pyx"
+    product = OUT / f"submit{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not _stale(product, [source, *(ROOT / "_native").glob("*.pxd"), *(ROOT / "_native").glob("*.h")]):
+        return
+    subprocess.run([sys.executable, "setup.py", "-q", "view"], cwd=ROOT, check=True, env=os.environ | {"TOPICSD_ONLY": "none"})
+    generated = OUT / "submit.c"
+    view = ROOT / "build/view"
+    subprocess.run(
+        [sys.executable, "-m", "cython", "-3", "-X", "boundscheck=False,wraparound=False,cdivision=True", "-I", view, "-o", generated, source],
+        check=True,
+    )
+    flags = ["-std=gnu11", "-O3", "-g", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
+    include = ["-I", sysconfig.get_path("include"), "-I", str(ROOT / "_native")]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, *include, "-o", product, generated], check=True)
+
+
+if __name__ == "__main__":
+    build()
