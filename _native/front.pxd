@@ -135,7 +135,8 @@ cdef class Front:
     cdef object lane, write
     cdef int fd
     cdef int mode
-    cdef bint touched, stalled, paused, half_closed, closing, served
+    cdef bint touched, stalled, paused, half_closed, closing
+    cdef bint blank                  # an empty line has come before this head
     cdef Buffer input
     cdef uint64_t input_at           # of its bytes, those before are used up
     cdef size_t scanned              # http_head_end's place in the head that comes in

@@ -546,12 +546,13 @@ cdef class Front:
         """Cut off a peer that is too slow or idle."""
         cdef uint64_t now = self.hub.now_ns
         limits = self.hub.worker.patience
-        if self.stalled:
-            held = self.transport.get_write_buffer_size()
+        cdef uint64_t held = self.transport.get_write_buffer_size() if self.stalled or self.mode == MODE_END else 0
+        if held:
             if held != self.stall_bytes:
                 self.stall_bytes, self.stall_ns = held, now
             elif now > self.stall_ns + STALL_NS_MAX:
                 self.transport.abort()
+            self.since_ns = now
         elif self.mode == MODE_END:
             if now > self.since_ns + END_NS_MAX:
                 self.transport.abort()
@@ -630,8 +631,9 @@ cdef class Front:
                 return size
             if self.closing or self.stalled:
                 break
-            while self.scanned == 0 and size - used >= 2 and at[used] == 13 and at[used + 1] == 10:
-                used += 2                       # RFC 9112 section 2.2: empty lines before a request
+            if self.scanned == 0 and not self.blank and size - used >= 2 and at[used] == 13 and at[used + 1] == 10:
+                used += 2                       # RFC 9112 section 2.2: an empty line before a request
+                self.blank = True
             left = size - used
             if left == 0 or left < self.need:
                 break
@@ -655,8 +657,8 @@ cdef class Front:
             if verdict == WAIT_FOR_QUEUE or (verdict == HAND_ON and self.first != NULL):
                 break
             self.hold(0)
-            self.head_ns = 0
-            self.scanned = 0
+            self.head_ns = self.scanned = 0
+            self.blank = False
             if verdict == HAND_ON:
                 self.start_lane(at + used, end, &head)
                 used += end
@@ -711,6 +713,12 @@ cdef class Front:
         self.paused = True                      # it may have stopped reading
         self.hub.touch(self)
         self.hub.deliver()
+
+    def lane_closes(self):
+        """End the connection behind the lane's last answer."""
+        if self.mode == MODE_LANE or self.mode == MODE_OPEN:
+            self.hub.refresh()
+            self.end()
 
     def lane_stays(self):
         """Give the lane all further bytes (WebSocket)."""
@@ -1134,8 +1142,7 @@ cdef class Front:
         self.since_ns = self.hub.now_ns
         if not self.transport.is_closing():
             self.transport.write_eof()
-            if self.paused or self.transport_holds:
-                self.transport.resume_reading()
+            self.transport.resume_reading()
             self.paused = False
         if self.half_closed and not self.transport.is_closing():
             self.transport.close()

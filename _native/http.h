@@ -26,7 +26,7 @@ enum http_result { /* of http_head_end and http_head_parse: > 0 is the head's le
     HTTP_BAD_FIELD = -2,      /* 400: a field's name, colon, value or line end */
     HTTP_BAD_LENGTH = -3,     /* 400: Content-Length */
     HTTP_BAD_FRAMING = -4,    /* 400: two ways to tell where the body ends */
-    HTTP_BAD_CODING = -5,     /* 501: a transfer coding that is not chunked */
+    HTTP_BAD_CODING = -5,     /* 400: a transfer coding that is not chunked */
     HTTP_LINE_TOO_LONG = -6,  /* 414 */
     HTTP_HEAD_TOO_LARGE = -7, /* 431 */
     HTTP_BAD_CHUNK = -8,      /* 400 */

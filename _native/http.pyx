@@ -19,7 +19,7 @@ REFUSALS = {
     HTTP_BAD_FIELD: (400, "malformed header field"),
     HTTP_BAD_LENGTH: (400, "malformed Content-Length"),
     HTTP_BAD_FRAMING: (400, "the body's length is given in two ways"),
-    HTTP_BAD_CODING: (501, "the only transfer coding is chunked"),
+    HTTP_BAD_CODING: (400, "the only transfer coding is chunked"),
     HTTP_LINE_TOO_LONG: (414, "the request line is too long"),
     HTTP_HEAD_TOO_LARGE: (431, "the request's head is too large"),
     HTTP_BAD_CHUNK: (400, "malformed chunk"),

@@ -117,6 +117,11 @@ class Lane(Connection):
     def _arm_keepalive_timer(self) -> None:
         pass  # the front knows when the connection is idle
 
+    def _close_transport(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._front.lane_closes()
+
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:
         if self._half_closed and not self._front.waiting:
             return True
