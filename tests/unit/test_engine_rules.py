@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,14 @@ def test_a_record_of_an_fsync_topic_is_visible_only_after_its_sync(engine: Libra
 
 
 def test_a_disk_record_behind_an_unsynced_fsync_record_of_its_topic_waits_for_it(engine: Library) -> None:
-    engine.put("t", durability="fsync")
+    engine.put("t", durability="disk")  # its seqs are reserved far ahead: only the record before it can hold the second one back
+    slot = engine.sequencer.find(b"t")
+    config = engine.sequencer.config(slot)
     engine.synced = False
+    engine.sequencer.configure(slot, {**config, "durability": "fsync"})
     first = engine.send("t", numbers(1))
     engine.sequencer.flush()
-    engine.sequencer.configure(engine.sequencer.find(b"t"), {**engine.sequencer.config(engine.sequencer.find(b"t")), "durability": "disk"})
+    engine.sequencer.configure(slot, config)
     second = engine.send("t", numbers(2))
     engine.sequencer.flush()
     assert engine.answers() == {} and engine.state("t")["head"] == 0
@@ -390,6 +394,27 @@ def test_a_failed_sync_takes_the_waiting_writes_back_and_forgets_their_keys(make
     again = engine.append("t", numbers(2), key="lost")
     assert (again["first_seq"], again["deduped"]) == (2, False)
     assert engine.append("t", numbers(1), key="first")["deduped"] is True
+    engine._forget()
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_a_write_that_met_a_full_disk_leaves_neither_its_seq_nor_its_key_behind(tmp_path: Path, clock: FakeClock, durability: str) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    files = FaultyFiles(root)
+    engine = Library(str(root), clock, files=files)
+    engine.put("t", durability=durability)
+    engine.append("t", numbers(1))
+    files.fail("pwritev", error=errno.ENOSPC)
+    tokens = [engine.send("t", numbers(2), key="k"), engine.send("t", numbers(3))]
+    engine.sequencer.flush()
+    assert [answer.get("refused") for answer in engine.answers().values()] == ["storage_read_only"] * len(tokens)
+    files.heal()
+    engine.store.heal()
+    again = engine.append("t", numbers(2), key="k")
+    assert (again["first_seq"], again["deduped"]) == (2, False)
+    engine.kill()
+    assert datas(engine.diff("t")) == [1, 2]
     engine._forget()
 
 
