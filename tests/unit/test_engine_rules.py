@@ -349,6 +349,29 @@ def test_deletes_survive_every_kind_of_restart(engine: Library) -> None:
     assert engine.delete("t", match="odd")["deleted"] == 3
 
 
+def test_a_hole_that_a_delete_brings_to_the_front_is_still_told(engine: Library) -> None:
+    engine.append("t", numbers(1, 2))
+    engine.reboot()
+    head = engine.state("t")["head"]
+    engine.append("t", numbers(3))
+    engine.delete("t", before_seq=3)
+    page = engine.diff("t", 2)
+    assert page["tombstone"] == {"gap_from": 3, "gap_to": head, "reason": "mixed", "missed_estimate": head - 2} and datas(page) == [3]
+    engine.kill()
+    assert engine.diff("t", 2)["tombstone"] == page["tombstone"]
+
+
+def test_a_delete_by_tag_and_seq_takes_only_what_matches_both(engine: Library) -> None:
+    engine.append("t", numbers(1, 2, tag="x"))
+    engine.append("t", numbers(3, tag="y"))
+    engine.append("t", numbers(4, tag="x"))
+    assert engine.delete("t", before_seq=4, match="x")["deleted"] == 2
+    assert datas(engine.diff("t")) == [3, 4]
+    assert engine.delete("t", before_seq=4, match=["tag", "Glob", "*"])["deleted"] == 1
+    engine.kill()
+    assert datas(engine.diff("t")) == [4]
+
+
 def test_a_delete_is_answered_only_when_it_can_no_longer_come_back(engine: Library) -> None:
     for durability in ("memory", "disk", "fsync"):
         engine.put(durability, durability=durability)
