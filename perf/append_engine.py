@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "out")]
+sys.path.insert(0, str(Path(__file__).resolve().parent / "out"))
 
 import build
 from topicsd._native.port import Completion, Port
