@@ -94,7 +94,7 @@ class Server:
         assert self.process is None
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port_file.unlink(missing_ok=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_") or name == "TOPICS_FRONT"}
         own = {"TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(self.port_file), "TOPICS_DATA_DIR": str(self.data), "TOPICS_WORKERS": str(self.workers)}
 
         def limit() -> None:
