@@ -135,7 +135,7 @@ cdef class Hub(Port):
     def open(self, loop):
         """Start the clock for connections and polls."""
         self.loop = loop
-        loop.call_later(TICK_MS / 1000, self.tick, loop)
+        loop.call_later(TICK_MS / 1000.0, self.tick, loop)
 
     def connection(self):
         """Return the protocol of a new connection."""
@@ -423,7 +423,7 @@ cdef class Hub(Port):
         for front in list(self.worker.connections):
             front.check()
         if loop is not None:
-            loop.call_later(TICK_MS / 1000, self.tick, loop)
+            loop.call_later(TICK_MS / 1000.0, self.tick, loop)
 
     def look(self):
         """Answer what a writer that died had in hand; let polls look at its successor."""
