@@ -72,9 +72,9 @@ CASES = [
 class Engine:
     """A writer process on a directory of its own, and one ring to it."""
 
-    def __init__(self, directory: Path, bytes_max: int = 1 << 30) -> None:
-        settings = Settings(data_dir=directory, ephemeral_bytes_max=bytes_max)
-        self.shared = Shared.create(topics_max=1024, index_bytes=8 << 30, ephemeral_bytes=bytes_max, ring_slots=1)
+    def __init__(self, directory: Path, bytes_max: int = 1 << 30, topics_max: int = 1024) -> None:
+        settings = Settings(data_dir=directory, ephemeral_bytes_max=bytes_max, max_topics=topics_max)
+        self.shared = Shared.create(topics_max=topics_max, index_bytes=8 << 30, ephemeral_bytes=bytes_max, ring_slots=1)
         self.pid = os.fork()
         if self.pid == 0:
             try:

@@ -45,7 +45,7 @@ def row(what: str, unit: str, got: float | None, prototype: float | None, limit:
 def measure(quick: bool) -> list[Row]:
     """Run all; one row a figure."""
     rows = [*_ring(quick), *_scan(), *_diff(), *_append(quick), *_log(quick)]
-    return [*rows, *_recovery(quick)]
+    return [*rows, *_recovery(quick), *_memory(quick)]
 
 
 def _ring(quick: bool) -> list[Row]:
@@ -107,6 +107,15 @@ def _recovery(quick: bool) -> list[Row]:
     return rows
 
 
+def _memory(quick: bool) -> list[Row]:
+    text = run("memory.py", "--records", "500000" if quick else "4000000", "--topics", "10000" if quick else "100000", "--directory", str(OUT))
+    idle = number(text, r"^idle topics\s+([\d.]+)")
+    return [
+        row("memory of a tail record", "B", number(text, r"^tail records\s+([\d.]+)"), 24.0, None, "", at_most=True),
+        row("memory of 100 k idle topics", "MB", idle and idle * (10 if quick else 1), 100.0, None, "", at_most=True),
+    ]
+
+
 def table(rows: list[Row]) -> str:
     """Lay the rows out."""
 
@@ -117,7 +126,8 @@ def table(rows: list[Row]) -> str:
     for each in rows:
         verdict = "" if each["ratio"] is None else "ok" if each["ratio"] >= 1 else "ok (>= 0.6)" if each["ratio"] >= 0.6 else "BELOW 0.6"
         lines.append(
-            f"{each['what']:48}{shown(each['got']):>14}  {each['unit']:12}{shown(each['prototype']):>12}{shown(each['ratio']):>7}{shown(each['limit']):>14}"
+            f"{each['what']:48}{shown(each['got']):>14}  {each['unit']:12}{shown(each['prototype']):>12}{shown(each['ratio']):>7}"
+            f"{shown(each['limit']):>14}"
             f"  {each['limit_is']:24}{verdict}"
         )
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from cases import CASES, TARGETS, THERE, Case, Target
 from servers import Bare, Nats, Redis, Server, Topicsd, nats_program
 
 import build
+import causes
 from build import OUT
 
 Row = dict[str, Any]
@@ -197,9 +198,8 @@ def spread(rows: list[Row], value: str) -> tuple[float, float, float]:
 
 def table(results: dict[str, Any]) -> str:
     """Lay out every case and server."""
-    lines = [
-        f"{'case':30}{'server':16}{'rate /s':>12}{'min-max':>24}{'p50 us':>10}{'p99 us':>10}{'p99.9 us':>10}{'max us':>10}{'load cpu':>9}  CPU us a request"
-    ]
+    tails = f"{'p50 us':>10}{'p99 us':>10}{'p99.9 us':>10}{'max us':>10}{'load cpu':>9}"
+    lines = [f"{'case':30}{'server':16}{'rate /s':>12}{'min-max':>24}{tails}  CPU us a request"]
     for name, servers in results.items():
         for server, rows in servers.items():
             if failures := [row["failed"] for row in rows if "failed" in row]:
@@ -220,6 +220,15 @@ def verdicts(rows: list[Row]) -> str:
     """Lay out the comparison with the targets."""
     lines = [f"{'target':42}{'reach':48}{'got':>8}{'min-max':>16}"]
     lines += [f"{row['what']:42}{row['reach']:48}{row['got']:8.2f}{'{:.2f}-{:.2f}'.format(*row['range']):>16}  {row['verdict']}" for row in rows]
+    return "\n".join(lines)
+
+
+def slowest(row: Row) -> str:
+    """Lay out the run whose ten slowest requests were explained."""
+    if "failed" in row:
+        return f"slowest ten: FAILED: {row['failed']}"
+    lines = [f"single disk writes, 64 connections, {row['seconds']:.0f} s: p50 {row['p50_us']:.0f} us, p99 {row['p99_us']:.0f} us; the slowest ten:"]
+    lines += [f"  {each['ms']:8.1f} ms  {each['cause']}" for each in row["causes"]]
     return "\n".join(lines)
 
 
@@ -269,8 +278,11 @@ def main() -> None:
             fleet.start()
             results, disk = run_rounds(fleet, cases, options)
             document |= {"http": results, "disk": disk, "start_s": fleet.starts_s, "absent": fleet.absent}
+            topicsd = fleet.servers["topicsd-1"]
+            assert isinstance(topicsd, Topicsd)
+            document["worst"] = causes.worst(topicsd, load, 3.0 if options.quick else 60.0, None if options.no_pin else 1)
             if not options.no_profile:
-                document["profiles"] = profiles.record(fleet.servers["topicsd-1"], load)
+                document["profiles"] = profiles.record(topicsd, load)
         finally:
             fleet.stop()
         document["targets"] = judge(results, disk)
@@ -281,6 +293,7 @@ def main() -> None:
             + ", ".join(f"{name}: {value['synced_groups_s']:,.0f} syncs/s, p50 {value['p50_us']:.0f} us" for name, value in disk[0].items())
         )
         print("\n" + verdicts(document["targets"]))
+        print("\n" + slowest(document["worst"]))
         print("\n".join(fleet.absent))
     if not options.no_engine:
         document["engine"] = engine_lines.measure(options.quick)

@@ -1,0 +1,78 @@
+"""What does a record in the tail cost in memory, and what do idle topics cost? Beside what the index cannot do without: 24 B a record.
+
+    python perf/memory.py [--records 4000000] [--topics 100000] [--directory DIR]
+
+Counted is what nobody can take away without swap: RssAnon + RssShmem of the writer, in which all shared tables are touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "out"))
+
+from append_engine import Case, Engine
+
+import build
+from topicsd._native.scan import Limits
+
+
+def resident_bytes(pid: int) -> int:
+    """Return RssAnon + RssShmem of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+def records(engine: Engine, wanted: int) -> float:
+    """Append so many records of 64 B; return the bytes that each of them keeps resident."""
+    import submit
+
+    case = Case("disk", 100, 64, 64)
+    slot, topic_id = engine.topic("records", durability="disk", cap_records=0)
+    submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.3)
+    before, head = resident_bytes(engine.pid), engine.reader.head(slot)
+    while engine.reader.head(slot) < head + wanted:
+        submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.1)
+    return (resident_bytes(engine.pid) - before) / (engine.reader.head(slot) - head)
+
+
+def topics(engine: Engine, wanted: int) -> int:
+    """Create so many topics with one record each; return the bytes that all of them keep resident."""
+    before = resident_bytes(engine.pid)
+    done = 0
+    for number in range(wanted):
+        engine.port.call(json.dumps({"op": "topic.put", "topic": f"tenant-{number}.events", "config": {}}).encode())
+        if number % 256 == 255 or number == wanted - 1:
+            while done <= number:
+                done += engine.port.drain(lambda _token, _answer: None)
+    return resident_bytes(engine.pid) - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--topics", type=int, default=100_000)
+    parser.add_argument("--directory", type=Path)
+    options = parser.parse_args()
+    build.build()
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        engine = Engine(Path(folder) / "data", topics_max=options.topics + 100)
+        try:
+            begun = time.perf_counter()
+            made = topics(engine, options.topics)
+            print(
+                f"idle topics    {made / 1e6:8.1f} MB for {options.topics:,}   {options.topics / (time.perf_counter() - begun):,.0f} made a second",
+                flush=True,
+            )
+            print(f"tail records   {records(engine, options.records):8.1f} B each")
+        finally:
+            engine.close()
+
+
+if __name__ == "__main__":
+    main()
