@@ -82,7 +82,7 @@ CASES = [
     ),
     Case("state c64", ONE, work="state", connections=64),
     Case("mixed 90/10 c64", ("topicsd-1", "topicsd-2", "bare"), work="mixed", connections=64, limit=100),
-    Case("long-poll wake-up", ONE, work="wake", unit="p50_us"),
+    Case("long-poll wake-up", (*ONE, "handover"), work="wake", unit="p50_us"),
 ]
 
 # (what, case, server, value, divided by: server's value or a name of `limits`, at least / at most)

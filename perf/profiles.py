@@ -15,6 +15,7 @@ from build import OUT
 WORKLOADS: dict[str, dict[str, Any]] = {
     "write-disk-c64": {"work": "append", "connections": 64},
     "batch-100x64": {"work": "append", "connections": 8, "batch": 100},
+    "batch-1000x300": {"work": "append", "connections": 8, "batch": 1000, "size": 300},
     "diff-1000": {"work": "diff", "connections": 8, "limit": 1000, "size": 300, "topic": "there", "records-there": 200_000},
 }
 SECONDS = 4

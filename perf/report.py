@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import causes
 import engine_lines
 import profiles
 from cases import CASES, TARGETS, THERE, Case, Target
 from servers import Bare, Nats, Redis, Server, Topicsd, nats_program
 
 import build
-import causes
 from build import OUT
 
 Row = dict[str, Any]
