@@ -104,6 +104,9 @@ cdef class Hub(Port):
     cdef Call *polls[POLL_BUCKETS]
     cdef uint64_t poll_count, poll_timer_ns, generation
     cdef list touched
+    cdef object call_soon, bell      # rings the writer at the end of the loop's turn
+    cdef bint submitted              # it is due
+    cdef uint32_t outstanding        # calls that the writer has
     cdef uint64_t now_ns, date_s
     cdef Buffer output               # answers of the front that is being served; empty between two fronts
     cdef uint64_t output_at

@@ -16,11 +16,11 @@ from topicsd._native.http cimport (
     ROUTE_DIFF, ROUTE_NONE, ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_is, http_route)
 from topicsd._native.layout cimport (
     COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_UNKNOWN, completion, worker_line)
-from topicsd._native.port cimport Port, completed, submit_append
+from topicsd._native.port cimport Port, completed, submit_append_quietly
 from topicsd._native.reader cimport Reader
 from topicsd._native.regions cimport INFLIGHT_KEYS_MAX, Shared
 from topicsd._native.render cimport AppendAnswer, Buffer, buffer_free, buffer_need, buffer_shrink, put_bytes, put_text, put_u64, render_append
-from topicsd._native.ring cimport RING_MASK, completion_done, completion_next, dirty_next, dirty_overflowed, ring_arm
+from topicsd._native.ring cimport RING_MASK, completion_done, completion_next, dirty_next, dirty_overflowed, ring_arm, ring_writer
 from topicsd._native.scan cimport DiffRequest, Limits, diff_free, scan_diff, scan_write, write_free
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_OK, State, read_state, render_state, touch_topic
 from topicsd._native.table cimport table_find
@@ -48,10 +48,9 @@ cdef extern from "<time.h>" nogil:
     size_t strftime(char *out, size_t room, const char *form, const tm *at)
 
 cdef enum:
-    TICK_MS = 100
-    POLL_STEP_NS = 5000000           # polls that end within one step share a timer
     SECOND_NS = 1000000000
 
+cdef double TICK_S = 0.1
 cdef uint64_t END_NS_MAX = 2 * <uint64_t>SECOND_NS        # a peer has so long to close after our last answer
 cdef uint64_t STALL_NS_MAX = 60 * <uint64_t>SECOND_NS     # a peer that reads nothing for so long is cut off
 
@@ -135,7 +134,8 @@ cdef class Hub(Port):
     def open(self, loop):
         """Start the clock for connections and polls."""
         self.loop = loop
-        loop.call_later(TICK_MS / 1000.0, self.tick, loop)
+        self.call_soon, self.bell = loop.call_soon, self.ring_the_writer
+        loop.call_later(TICK_S, self.tick, loop)
 
     def connection(self):
         """Return the protocol of a new connection."""
@@ -217,6 +217,7 @@ cdef class Hub(Port):
                     call = self.calls[answer.token & RING_MASK]
                     if call != NULL and call.token == answer.token:
                         self.calls[answer.token & RING_MASK] = NULL
+                        self.outstanding -= 1
                         call.answer = answer
                         completion_done(self.ring)
                         self.settle(call)
@@ -232,6 +233,11 @@ cdef class Hub(Port):
         except BaseException:
             ring_bell(self.ring.bell_fd)    # come back for the rest
             raise
+
+    def ring_the_writer(self):
+        """Ring once for all that this turn of the loop has submitted."""
+        self.submitted = False
+        ring_writer(self.ring)
 
     # ---- counters, keys, clocks
 
@@ -423,7 +429,7 @@ cdef class Hub(Port):
         for front in list(self.worker.connections):
             front.check()
         if loop is not None:
-            loop.call_later(TICK_MS / 1000.0, self.tick, loop)
+            loop.call_later(TICK_S, self.tick, loop)
 
     def look(self):
         """Answer what a writer that died had in hand; let polls look at its successor."""
@@ -437,6 +443,7 @@ cdef class Hub(Port):
             call = self.calls[n]
             if call != NULL and (not ready or call.generation != generation):
                 self.calls[n] = NULL
+                self.outstanding -= 1
                 call.answer.status = OUTCOME_UNKNOWN
                 self.settle(call)
         self.deliver()
@@ -787,7 +794,7 @@ cdef class Front:
             hub.give_call(call)
             return HAND_ON
         call.key = key
-        if submit_append(hub.ring, slot, topic_id, &hub.write, at + head.key.at, head.key.bytes, &call.token) != 0:
+        if submit_append_quietly(hub.ring, slot, topic_id, &hub.write, at + head.key.at, head.key.bytes, &call.token) != 0:
             self.leave_key(key)
             call.key = -1
             hub.give_call(call)
@@ -802,6 +809,12 @@ cdef class Front:
         call.name_bytes = name_bytes
         memcpy(call.name, name, name_bytes)
         hub.calls[call.token & RING_MASK] = call
+        hub.outstanding += 1
+        if hub.outstanding == 1:
+            ring_writer(hub.ring)               # the writer has nothing else of ours: the shortest way
+        elif not hub.submitted:
+            hub.submitted = True
+            hub.call_soon(hub.bell)             # it is at work, or about to be: one bell for all of this turn
         hub.count_in(&hub.line.native_append, head.length)
         self.push(call)
         self.closing = call.close

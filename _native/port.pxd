@@ -21,6 +21,9 @@ from topicsd._native.scan cimport WriteRequest
 # 0 and the token, RING_FULL or RING_TOO_LARGE. A key is canonical; 0 bytes: none.
 cdef int submit_append(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,
                        uint32_t header_key_bytes, uint64_t *token) noexcept nogil
+# The same without the bell: many a turn, then `ring_writer` once.
+cdef int submit_append_quietly(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,
+                               uint32_t header_key_bytes, uint64_t *token) noexcept nogil
 cdef int submit_call(Ring *ring, const uint8_t *json, uint32_t json_bytes, const WriteRequest *request, const uint8_t *header_key,
                      uint32_t header_key_bytes, uint64_t *token) noexcept nogil      # request may be NULL
 

@@ -10,7 +10,7 @@ from topicsd._native.layout cimport (
 from topicsd._native.regions cimport RING_LIVE, Shared
 from topicsd._native.ring cimport (
     RING_FULL, RING_TOO_LARGE, Ring, completion_done, completion_next, dirty_next, dirty_overflowed, ring_adopt, ring_arm, ring_claim,
-    ring_commit)
+    ring_commit, ring_commit_quietly, ring_writer)
 from topicsd._native.scan cimport SCAN_KEY_BYTES_MAX, Write, WriteRequest, encode_write, encoded_write_bytes, write_key_bytes
 
 cdef extern from "ring.h" nogil:
@@ -45,8 +45,8 @@ cdef void encode_frame(uint8_t *at, uint64_t length, uint64_t topic_id, const Wr
     encode_write(request, header_key, header_key_bytes, at + FRAME_HEADER_BYTES)
 
 
-cdef int submit_append(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,
-                       uint32_t header_key_bytes, uint64_t *token) noexcept nogil:
+cdef int submit_append_quietly(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,
+                               uint32_t header_key_bytes, uint64_t *token) noexcept nogil:
     cdef uint64_t length = frame_bytes(request, header_key_bytes)
     cdef uint8_t *at
     cdef int wrong
@@ -56,8 +56,16 @@ cdef int submit_append(Ring *ring, uint32_t slot, uint64_t topic_id, const Write
     if wrong:
         return wrong
     encode_frame(at, length, topic_id, request, header_key, header_key_bytes)
-    token[0] = ring_commit(ring, slot)
+    token[0] = ring_commit_quietly(ring, slot)
     return 0
+
+
+cdef int submit_append(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,
+                       uint32_t header_key_bytes, uint64_t *token) noexcept nogil:
+    cdef int wrong = submit_append_quietly(ring, slot, topic_id, request, header_key, header_key_bytes, token)
+    if wrong == 0:
+        ring_writer(ring)
+    return wrong
 
 
 cdef int submit_call(Ring *ring, const uint8_t *json, uint32_t json_bytes, const WriteRequest *request, const uint8_t *header_key,

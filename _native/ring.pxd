@@ -70,6 +70,8 @@ cdef enum:
 cdef void ring_adopt(Ring *ring) noexcept nogil
 cdef int ring_claim(Ring *ring, uint32_t bytes, uint32_t kind, uint8_t **destination) noexcept nogil    # 0, RING_FULL, RING_TOO_LARGE
 cdef uint64_t ring_commit(Ring *ring, uint32_t slot) noexcept nogil     # publishes the claim, rings the writer if armed; its token
+cdef uint64_t ring_commit_quietly(Ring *ring, uint32_t slot) noexcept nogil     # the same without the bell: ring_writer must follow in this turn
+cdef void ring_writer(Ring *ring) noexcept nogil                        # rings the writer if it sleeps
 cdef void ring_abandon(Ring *ring) noexcept nogil                       # gives an uncommitted claim back
 cdef bint completion_next(Ring *ring, completion *out, const uint8_t **payload) noexcept nogil
 cdef void completion_done(Ring *ring) noexcept nogil                    # after the payload was used; ends the request of completion_next

@@ -140,7 +140,7 @@ cdef void forget_token(Ring *ring, uint64_t token) noexcept nogil:
         ring.calls -= 1
 
 
-cdef uint64_t ring_commit(Ring *ring, uint32_t slot) noexcept nogil:
+cdef uint64_t ring_commit_quietly(Ring *ring, uint32_t slot) noexcept nogil:
     cdef uint64_t token = ring.claimed_token
     cdef uint64_t tail = ring.tail
     cdef submission *entry = &ring.descriptors[tail & RING_MASK]
@@ -164,11 +164,16 @@ cdef uint64_t ring_commit(Ring *ring, uint32_t slot) noexcept nogil:
     fault_point()
     store_release_64(&ring.tail, tail + 1)
     fault_point()
+    return token
+
+
+cdef uint64_t ring_commit(Ring *ring, uint32_t slot) noexcept nogil:
+    cdef uint64_t token = ring_commit_quietly(ring, slot)
     ring_writer(ring)
     return token
 
 
-cdef inline void ring_writer(Ring *ring) noexcept nogil:
+cdef void ring_writer(Ring *ring) noexcept nogil:
     cdef uint32_t armed
     fence_seq_cst()
     armed = load_seq_cst_32(&ring.control.writer_armed)

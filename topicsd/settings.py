@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     # processes
     workers: Annotated[int, Field(ge=1, le=limits.WORKERS_MAX)] = 1
     drain_ms: Annotated[int, Field(ge=0, le=limits.DRAIN_MS_MAX)] = limits.DRAIN_MS
-    front: Annotated[Literal["native", "falcon"], BeforeValidator(_front)] = "falcon"  # who reads the connections; 0, off: falcon
+    front: Annotated[Literal["native", "falcon"], BeforeValidator(_front)] = "native"  # who reads the connections; 0, off: falcon
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     # log
