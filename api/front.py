@@ -94,6 +94,8 @@ class _Ready(asyncio.Event):
 class Lane(Connection):
     """Serve what the front hands on: exactly one message at a time, over the front's own transport."""
 
+    _closed: bool  # gunicorn's own
+
     def __init__(self, worker: Any, front: Front) -> None:
         super().__init__(worker)
         self._front = front

@@ -182,11 +182,23 @@ BAD_CHUNKS: list[bytes] = [
 TARGETS: list[bytes] = [
     request(method, target, *fields, body=body)
     for method, target, fields, body in [
-        *((b"GET", b"/v0/topics/" + TOPIC + tail, (), None) for tail in [b"", b"?", b"?touch=1", b"?touch=0", b"?touch=false", b"?touch=maybe", b"?x=1"]),
+        *(
+            (b"GET", b"/v0/topics/" + TOPIC + tail, (), None)
+            for tail in [b"", b"?", b"?touch=1", b"?touch=0", b"?touch=false", b"?touch=maybe", b"?x=1"]
+        ),
         *((b"GET", b"/v0/topics/" + TOPIC + tail, (), None) for tail in [b"?touch=true&touch=x", b"/", b"/diff", b"/nothing", b"#f", b"%20", b"%2e"]),
         *(
             (b"POST", b"/v0/topics/" + TOPIC + tail, (JSON,), BODY)
-            for tail in [b"?return_seqs=1", b"?return_seqs=0", b"?return_seqs=false", b"?return_seqs=2", b"?return_seqs=", b"?return_seqs", b"?a=b", b"/"]
+            for tail in [
+                b"?return_seqs=1",
+                b"?return_seqs=0",
+                b"?return_seqs=false",
+                b"?return_seqs=2",
+                b"?return_seqs=",
+                b"?return_seqs",
+                b"?a=b",
+                b"/",
+            ]
         ),
         (b"GET", b"/v0/topics/" + TOPIC, (b"Accept-Encoding: gzip",), None),
         (b"GET", b"/v0/topics/" + TOPIC, (b"Connection: close",), None),
@@ -224,7 +236,15 @@ TARGETS: list[bytes] = [
         (b"POST", b"/v0/topics/" + TOPIC + b"/diff", (), b"{}"),
         *(
             (b"POST", b"/v0/topics/" + TOPIC + path, (b"Content-Type: " + kind,), body)
-            for kind in [b"application/json; charset=utf-8", b"APPLICATION/JSON", b"application/json ;x", b"application/jsonx", b"text/plain", b"", b"a,b"]
+            for kind in [
+                b"application/json; charset=utf-8",
+                b"APPLICATION/JSON",
+                b"application/json ;x",
+                b"application/jsonx",
+                b"text/plain",
+                b"",
+                b"a,b",
+            ]
             for path, body in [(b"", BODY), (b"/diff", b'{"from_seq":1}')]
         ),
         *(
