@@ -116,6 +116,7 @@ cdef class Hub(Port):
 
     cdef Call *take_call(self) noexcept
     cdef void give_call(self, Call *call) noexcept
+    cdef take_keys(self, keys)
     cdef void leave(self, Call *call) noexcept
     cdef void settle(self, Call *call)
     cdef void touch(self, Front front)
@@ -160,7 +161,8 @@ cdef class Front:
     cdef int serve(self, const uint8_t *at, uint64_t size, uint64_t head_bytes, const Head *head) except -1
     cdef int serve_append(self, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key,
                           bint return_seqs) except -1
-    cdef int serve_diff(self, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key) except -1
+    cdef int serve_diff(self, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes,
+                        int64_t key) except -1
     cdef int serve_state(self, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1
     cdef uint64_t answer_begin(self) except? 0
     cdef answer_end(self, uint64_t begin, const char *status_line, bint close)

@@ -9,17 +9,18 @@ from cpython.ref cimport PyObject
 
 import structlog
 
-from topicsd._native.atomics cimport add_32, clock_mono_ns, clock_wall_ms, fence_seq_cst, load_acquire_32, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.atomics cimport (
+    add_32, clock_mono_ns, clock_wall_ms, fence_seq_cst, load_acquire_32, load_acquire_64, load_relaxed_64, store_relaxed_64)
 from topicsd._native.diff cimport DiffResult, diff
 from topicsd._native.http cimport (
-    BODY_CHUNKED, BODY_NONE, Frame, HEAD_CLOSE, HEAD_ENCODED, HEAD_EXPECT, HEAD_GZIP, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND,
+    BODY_CHUNKED, BODY_NONE, HEAD_CLOSE, HEAD_ENCODED, HEAD_EXPECT, HEAD_GZIP, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND,
     ROUTE_DIFF, ROUTE_NONE, ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_is, http_route)
 from topicsd._native.layout cimport (
-    COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_UNKNOWN, completion, worker_line)
+    COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_UNKNOWN, completion)
 from topicsd._native.port cimport Port, completed, submit_append_quietly
 from topicsd._native.reader cimport Reader
 from topicsd._native.regions cimport INFLIGHT_KEYS_MAX, Shared
-from topicsd._native.render cimport AppendAnswer, Buffer, buffer_free, buffer_need, buffer_shrink, put_bytes, put_text, put_u64, render_append
+from topicsd._native.render cimport AppendAnswer, buffer_free, buffer_need, buffer_shrink, put_bytes, put_text, put_u64, render_append
 from topicsd._native.ring cimport RING_MASK, completion_done, completion_next, dirty_next, dirty_overflowed, ring_arm, ring_writer
 from topicsd._native.scan cimport DiffRequest, Limits, diff_free, scan_diff, scan_write, write_free
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_OK, State, read_state, render_state, touch_topic
@@ -68,7 +69,8 @@ cdef inline void bump(uint64_t *counter, int64_t by) noexcept nogil:
 cdef class Hub(Port):
     """A worker's end of its ring, with the native front on top: it takes the answers of its own calls and passes on the others."""
 
-    def __init__(self, Shared shared not None, uint32_t ring_slot, *, worker, Reader reader not None, Limits limits not None, keys, make_lane, refusals,
+    def __init__(self, Shared shared not None, uint32_t ring_slot, *, worker, Reader reader not None, Limits limits not None, keys, make_lane,
+                 refusals,
                  uint64_t max_body_bytes, uint64_t gzip_bytes_min, uint64_t max_inflight_per_key, uint64_t wait_ms_max,
                  uint64_t held_bytes_max, bint native=True):
         Port.__init__(self, shared, ring_slot)
@@ -88,7 +90,7 @@ cdef class Hub(Port):
         self.take_keys(keys)
         self.refresh()
 
-    def take_keys(self, keys):
+    cdef take_keys(self, keys):
         cdef uint32_t n = 0
         cdef bytes digest
         prefixes = bytearray()
@@ -274,10 +276,10 @@ cdef class Hub(Port):
     cdef bint may(self, int64_t place, uint32_t scope, const uint8_t *name, uint32_t name_bytes) noexcept:
         cdef Key *key = &self.keys[place]
         cdef const uint8_t *prefix = <const uint8_t *>self.prefixes + key.prefixes_at
-        cdef uint32_t n
+        cdef uint32_t _
         if not key.scopes & scope:
             return False
-        for n in range(key.prefixes):
+        for _ in range(key.prefixes):
             if prefix[0] <= name_bytes and memcmp(prefix + 1, name, prefix[0]) == 0:
                 return True
             prefix += 1 + prefix[0]
@@ -735,6 +737,11 @@ cdef class Front:
             self.hub.deliver()
 
     @property
+    def lane_has_all(self):
+        """Whether the lane has got a whole message and has not answered it."""
+        return self.mode == MODE_LANE and bool(http_frame_done(&self.frame))
+
+    @property
     def waiting(self):
         """How many bytes wait behind the request that is being served."""
         return self.input.used - self.input_at
@@ -989,7 +996,6 @@ cdef class Front:
     cdef advance(self):
         """Answer what is done, in order, then go on reading."""
         cdef Call *call
-        cdef uint64_t used
         if self.mode == MODE_LOST:
             return
         while self.first != NULL:
