@@ -507,6 +507,10 @@ cdef class Front:
         self.half_closed = True
         if self.first != NULL:
             return not self.first.polling
+        if self.input.used > self.input_at and not self.stalled:    # half a request will never be whole
+            self.hub.refresh()
+            self.say(self.hub.refusals.parser(400, "the body ended early"))
+            return False
         return self.stalled and self.input.used > self.input_at     # whole requests may wait for the peer to read
 
     def pause_writing(self):
