@@ -15,6 +15,7 @@
 #include <sys/uio.h>
 
 #define WORST 10
+#define STALL_NS 50000000
 #define ERRORS_MAX 1000
 
 struct connection {
@@ -61,6 +62,11 @@ static void measure(uint64_t now, uint64_t due, uint64_t count, size_t length) {
     bytes += length;
     for (int each = 1; each < WORST; each++)
         if (worst_ns[each] < worst_ns[least])
+            least = each;
+    if (took <= worst_ns[least])
+        return;
+    for (int each = 0; each < WORST; each++) /* one entry a stall, not one for each connection that it held up */
+        if (now - worst_at[each] < STALL_NS)
             least = each;
     if (took > worst_ns[least]) {
         worst_ns[least] = took;

@@ -1,0 +1,45 @@
+"""Print the tables of docs/performance.md from perf/out/bench.json: python perf/markdown.py."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+from build import OUT
+
+
+def middle(rows: list[dict[str, Any]], name: str) -> float:
+    """Return a value's median over the rounds."""
+    return statistics.median(row[name] for row in rows if name in row)
+
+
+def main() -> None:
+    document = json.loads((OUT / "bench.json").read_text())
+    print(
+        f"{document['at'].split()[0]}, {document['machine']['cpus']} CPUs, Linux {document['machine']['kernel'].split('-')[0]}, load before {document['machine']['load']:.1f}\n"
+    )
+    print("| target | reach | got | min-max | |\n|---|---|---|---|---|")
+    for row in document["targets"]:
+        print(f"| {row['what'].strip()} | {row['reach']} | {row['got']:.2f} | {row['range'][0]:.2f}-{row['range'][1]:.2f} | {row['verdict']} |")
+    print("\n| case | server | rate /s | min-max | p50 us | p99 us | CPU us a request |\n|---|---|---|---|---|---|---|")
+    for case, servers in document["http"].items():
+        for server, rows in servers.items():
+            if all("rate" in row for row in rows):
+                rates = [row["rate"] for row in rows]
+                cpu = ", ".join(f"{role} {statistics.median(row['cpu_us'][role] for row in rows):.1f}" for role in rows[0]["cpu_us"])
+                print(
+                    f"| {case} | {server} | {middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f} | {cpu} |"
+                )
+    print("\n| engine, without HTTP | got | prototype | ratio | limit in the same run |\n|---|---|---|---|---|")
+    for row in document.get("engine", []):
+        cells = [
+            f"{row[name]:,.{0 if (row[name] or 0) >= 1000 else 2}f}" if row[name] is not None else ""
+            for name in ("got", "prototype", "ratio", "limit")
+        ]
+        limit = f"{cells[3]} ({row['limit_is']})" if cells[3] else ""
+        print(f"| {row['what']} | {cells[0]} {row['unit']} | {cells[1]} | {cells[2]} | {limit} |")
+
+
+if __name__ == "__main__":
+    main()
