@@ -16,9 +16,9 @@ def middle(rows: list[dict[str, Any]], name: str) -> float:
 
 def main() -> None:
     document = json.loads((OUT / "bench.json").read_text())
-    print(
-        f"{document['at'].split()[0]}, {document['machine']['cpus']} CPUs, Linux {document['machine']['kernel'].split('-')[0]}, load before {document['machine']['load']:.1f}\n"
-    )
+    machine = document["machine"]
+    kernel = machine["kernel"].split("-")[0]
+    print(f"{document['at'].split()[0]}, {machine['cpus']} CPUs, Linux {kernel}, load before {machine['load']:.1f}\n")
     print("| target | reach | got | min-max | |\n|---|---|---|---|---|")
     for row in document["targets"]:
         print(f"| {row['what'].strip()} | {row['reach']} | {row['got']:.2f} | {row['range'][0]:.2f}-{row['range'][1]:.2f} | {row['verdict']} |")
@@ -28,9 +28,8 @@ def main() -> None:
             if all("rate" in row for row in rows):
                 rates = [row["rate"] for row in rows]
                 cpu = ", ".join(f"{role} {statistics.median(row['cpu_us'][role] for row in rows):.1f}" for role in rows[0]["cpu_us"])
-                print(
-                    f"| {case} | {server} | {middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f} | {cpu} |"
-                )
+                shown = f"{middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f}"
+                print(f"| {case} | {server} | {shown} | {cpu} |")
     print("\n| engine, without HTTP | got | prototype | ratio | limit in the same run |\n|---|---|---|---|---|")
     for row in document.get("engine", []):
         cells = [
