@@ -28,7 +28,8 @@ def main() -> None:
             if all("rate" in row for row in rows):
                 rates = [row["rate"] for row in rows]
                 cpu = ", ".join(f"{role} {statistics.median(row['cpu_us'][role] for row in rows):.1f}" for role in rows[0]["cpu_us"])
-                shown = f"{middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f}"
+                tails = f"{middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f}"
+                shown = f"{middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {tails}"
                 print(f"| {case} | {server} | {shown} | {cpu} |")
     print("\n| engine, without HTTP | got | prototype | ratio | limit in the same run |\n|---|---|---|---|---|")
     for row in document.get("engine", []):
