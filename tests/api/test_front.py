@@ -15,7 +15,7 @@ JSON = b"Content-Type: application/json"
 BODY = b'{"records":[{"data":1}]}'
 APPEND = request(b"POST", b"/v0/topics/t", JSON, body=BODY)
 READ = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":0}')
-POLL = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":1}')
+POLL = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":300}')
 STATE = request(b"GET", b"/v0/topics/t")
 OTHER = request(b"GET", b"/v0/health")
 
