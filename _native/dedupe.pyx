@@ -93,7 +93,7 @@ cdef void dedupe_expire(Dedupe *dedupe, int64_t now_ms, uint64_t window_ms) noex
     while dedupe.first != dedupe.end:
         entry = _at(dedupe, dedupe.first)
         if not entry.dead:
-            if entry.pending or now_ms - entry.arrived_ms <= <int64_t>window_ms:
+            if entry.pending or now_ms - entry.arrived_ms <= <int64_t>min(window_ms, <uint64_t>0x7FFFFFFFFFFFFFFF):
                 return
             _unplace(dedupe, dedupe.first)
             dedupe.live -= 1
@@ -109,7 +109,7 @@ cdef DedupeEntry *dedupe_find(Dedupe *dedupe, const uint8_t *key, uint16_t key_b
     while dedupe.buckets[bucket] != 0:
         entry = _at(dedupe, dedupe.buckets[bucket] - 1)
         if entry.hash == hash and entry.key_bytes == key_bytes and memcmp(entry.key, key, key_bytes) == 0:
-            if not entry.pending and now_ms - entry.arrived_ms > <int64_t>window_ms:
+            if not entry.pending and now_ms - entry.arrived_ms > <int64_t>min(window_ms, <uint64_t>0x7FFFFFFFFFFFFFFF):
                 return NULL    # out of its window, only not yet at the left end
             return entry
         bucket = (bucket + 1) & dedupe.bucket_mask

@@ -6,7 +6,7 @@ from topicsd._native.dedupe cimport dedupe_free
 from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
 from topicsd._native.index cimport index_append, index_at, index_hole, index_hole_reason, index_trim
 from topicsd._native.layout cimport (
-    ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
+    DISCARD_REJECT, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
     INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, TOPIC_QUEUE, entry_ext, key_section, record_entry,
 )
 from topicsd._native.ring cimport dirty_push
@@ -244,6 +244,8 @@ cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil:
     """Remove the oldest live records until the caps hold (D 5.3). The floor moves before anything is freed."""
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef uint64_t lost = 0, records = topic.config.cap_records, bytes = topic.config.cap_bytes
+    if topic.config.discard == DISCARD_REJECT:    # never evicts, not even when its cap is tightened
+        return 0
     while topic.count and ((records and topic.count > records) or (bytes and topic.bytes > bytes)):
         store_release_64(&topic.cap_lost, topic.earliest)
         _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))

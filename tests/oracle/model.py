@@ -202,8 +202,13 @@ class Model:
 
     def _evict(self, topic: Topic) -> None:
         config = topic.config
-        while topic.live and (
-            (config["cap_records"] and len(topic.live) > config["cap_records"]) or (config["cap_bytes"] and self._bytes(topic) > config["cap_bytes"])
+        while (
+            topic.live
+            and config["discard"] != "reject"
+            and (
+                (config["cap_records"] and len(topic.live) > config["cap_records"])
+                or (config["cap_bytes"] and self._bytes(topic) > config["cap_bytes"])
+            )
         ):
             topic.cap_lost = topic.live.pop(0).seq
 

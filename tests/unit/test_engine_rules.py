@@ -262,6 +262,19 @@ def test_a_reject_topic_makes_room_only_by_deletes(engine: Library) -> None:
     assert engine.diff("t")["tombstone"] is None
 
 
+def test_a_tightened_cap_evicts_nothing_from_a_reject_topic(engine: Library) -> None:
+    engine.append("t", numbers(1, 2, 3))
+    engine.put("t", cap_records=2, discard="reject")
+    engine.kill()
+    assert datas(engine.diff("t")) == [1, 2, 3] and engine.diff("t")["tombstone"] is None
+
+
+def test_the_longest_window_remembers_keys(engine: Library) -> None:
+    engine.put("t", idempotency_window_ms=2**64 - 1)
+    engine.append("t", numbers(1), key="k")
+    assert engine.append("t", numbers(1), key="k")["deduped"] is True
+
+
 def test_a_first_write_larger_than_the_cap_of_the_topic_it_would_create_leaves_no_topic(engine: Library) -> None:
     with pytest.raises(Refused, match="record_too_large"):
         engine.append("t", numbers(1, 2), cap_records=1, discard="reject")
