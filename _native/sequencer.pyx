@@ -111,6 +111,12 @@ cdef class Sequencer:
             answer.values[1] = topic.config.cap_bytes
             answer.values[2] = topic.head
             answer.values[3] = topic.earliest
+        if outcome == OUTCOME_QUOTA:
+            answer.values[0] = self.bytes_max
+        elif outcome == OUTCOME_KEYS:
+            answer.values[0] = self.keys_max
+        elif outcome == OUTCOME_EPHEMERAL:
+            answer.values[0] = self.core.arena.bytes_max
         if batch.written_ns:
             answer.wal_us = <uint32_t>((batch.written_ns - batch.started_ns) // 1000)
             if batch.durable:
