@@ -1,0 +1,175 @@
+# A sealed segment as a reader sees it: three parts somewhere in mapped files (segment.h has the diagrams, docs/format/segment.md every byte).
+#
+#   seq -> entries[seq - first_seq] -> position (from the start of the data part) -> record entry -> flag byte 8 bytes behind the entry's checksum
+#
+# Nothing of a segment is loaded: a Segment is a handful of pointers into maps (segment_maps.pxd) and is made anew for each read. What it costs
+# is three header checksums. Then
+#
+#   segment_check(segment, seq, count)   BEFORE entries or records of that range are believed: it verifies the checksum of each index block
+#                                        and of each frame in it once per map (the marks `checked` remember it), so that a flipped bit is
+#                                        an error and never a wrong record. Already verified blocks cost a bit test.
+#
+# word                              written by      order     a stale read means
+# all bytes of all parts            the builder     before their names exist and before the row that leads to them (release)
+# a flag byte                       the writer      relaxed   a record deleted a moment ago
+# `checked`                         this process    none      a block is verified again: one owner, one thread
+#
+# Every function here that reads a part must run inside `guarded_call` (maps.pxd) when the part is a map, but for segment_open_guarded.
+# Owner: one thread. Nothing here allocates.
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from topicsd._native.files cimport Files
+from topicsd._native.layout cimport index_entry, record_entry
+
+cdef extern from "segment.h" nogil:
+    const uint32_t SEGMENT_FORMAT_VERSION
+    const uint32_t SEGMENT_HEADER_BYTES
+    const uint64_t SEGMENT_MAGIC_DATA
+    const uint64_t SEGMENT_MAGIC_INDEX
+    const uint64_t SEGMENT_MAGIC_TAGS
+    const uint32_t SOURCE_SEGMENT
+    const uint32_t SEGMENT_BLOCK_ENTRIES
+    const uint8_t SEGMENT_DELETED
+    const uint64_t SEGMENT_SPAN_MAX
+    const uint32_t SEGMENT_FRAME_TAIL_BYTES
+    const uint32_t SEGMENT_FLAG_FROM_END
+    const uint32_t SEGMENT_GAP_DELETED_MAX
+    const uint32_t PACK_FORMAT_VERSION
+    const uint64_t PACK_MAGIC
+    const uint64_t PACK_FOOTER_MAGIC
+    const int SEGMENT_FRAME_RECORD
+    const int SEGMENT_FRAME_GAP
+    const int SEGMENT_OK
+    const int SEGMENT_SHORT
+    const int SEGMENT_NOT_ONE
+    const int SEGMENT_BAD_HEADER
+    const int SEGMENT_NEWER
+    const int SEGMENT_MISMATCH
+    const int SEGMENT_BAD_INDEX
+    const int SEGMENT_BAD_FRAME
+    const int SEGMENT_BAD_TAGS
+    const int SEGMENT_ORDER
+    ctypedef struct segment_header "struct segment_header":
+        uint64_t magic
+        uint32_t format_version
+        uint32_t reserved0
+        uint64_t topic_id
+        uint64_t first_seq
+        uint64_t last_seq
+        uint64_t part_bytes
+        uint64_t records
+        uint64_t payload_bytes
+        uint64_t first_ts
+        uint64_t last_ts
+        uint64_t holes
+        uint64_t tags
+        uint64_t postings
+        uint64_t data_xxh3
+        uint64_t content_xxh3
+        uint64_t header_xxh3
+    ctypedef struct segment_frame "struct segment_frame":
+        uint32_t frame_bytes
+        uint32_t kind
+        uint64_t seq
+        uint64_t ts
+    ctypedef struct segment_gap "struct segment_gap":
+        uint64_t last_seq
+        uint32_t reason
+        uint32_t reserved
+    ctypedef struct segment_tag "struct segment_tag":
+        uint32_t bytes_offset
+        uint32_t tag_bytes
+        uint32_t first_posting
+        uint32_t postings
+    ctypedef struct pack_header "struct pack_header":
+        uint64_t magic
+        uint32_t format_version
+        uint32_t reserved0
+        uint64_t number
+        uint64_t reserved[4]
+        uint64_t header_xxh3
+    ctypedef struct pack_entry "struct pack_entry":
+        uint64_t topic_id
+        uint64_t first_seq
+        uint64_t last_seq
+        uint64_t data_offset
+        uint64_t index_offset
+        uint64_t tags_offset
+        uint64_t records
+        uint64_t data_xxh3
+    ctypedef struct pack_footer "struct pack_footer":
+        uint64_t magic
+        uint32_t format_version
+        uint32_t reserved0
+        uint64_t number
+        uint64_t segments
+        uint64_t directory_offset
+        uint64_t directory_xxh3
+        uint64_t file_bytes
+        uint64_t footer_xxh3
+
+# Where a part stands: `bytes` are what the file holds from `at` on. `checked`: the marks of the file that holds the index (one bit for each
+# SEGMENT_MARK_BYTES of the FILE for index blocks, and as many for their frames), or NULL: then every look verifies.
+cdef enum:
+    SEGMENT_MARK_BYTES = 128
+
+cdef struct SegmentPart:
+    const uint8_t *at
+    uint64_t bytes
+
+cdef struct Segment:
+    SegmentPart data, index, tags  # at == NULL: not there (tags are wanted by deletes only; data may be cold)
+    const segment_header *header   # the index part's
+    const index_entry *entries     # one for each seq of first_seq .. last_seq
+    const uint64_t *blocks         # their checksums
+    uint64_t topic_id, first_seq, last_seq
+    uint64_t *index_marks
+    uint64_t *frame_marks
+    uint64_t index_offset          # of the index part in its file: where its marks begin
+
+# ---- open: all return SEGMENT_OK, another segment_status, or -EIO
+cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept nogil
+# `segment.data`, `.index`, `.tags`, `.index_marks`, `.frame_marks`, `.index_offset` are filled by the caller, the rest here. Every part that is
+# given must be of the same segment. A damaged data header is no obstacle: everything it says stands in the index too.
+cdef int segment_open(Segment *segment) noexcept nogil
+cdef int segment_open_guarded(Segment *segment) noexcept nogil
+
+# ---- look
+# Verify what first_seq .. first_seq + count - 1 needs. `upto` = first seq that is NOT good (first_seq + count when all is): with
+# SEGMENT_BAD_FRAME the seqs before it may be delivered and `upto` itself is corrupt (only it: ask again behind it); with SEGMENT_BAD_INDEX
+# nothing of `upto`'s block may be believed.
+cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
+cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
+
+cdef inline bint segment_holds(const Segment *segment, uint64_t seq) noexcept nogil:
+    return segment.first_seq <= seq <= segment.last_seq
+
+cdef inline const index_entry *segment_entry(const Segment *segment, uint64_t seq) noexcept nogil:
+    # `seq` must be in the segment and checked.
+    return &segment.entries[seq - segment.first_seq]
+
+# The record of a checked entry that is neither INDEX_HOLE nor INDEX_DELETED.
+cdef inline const record_entry *segment_record_at(const Segment *segment, const index_entry *entry) noexcept nogil:
+    return <const record_entry *>(segment.data.at + (entry.position & 0xFFFFFFFFFFFFFF))
+
+# Offset in the data part of the flag byte of such an entry, and whether it says deleted.
+cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *entry) noexcept nogil
+cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) noexcept nogil    # INDEX_DELETED or the flag byte
+
+# First seq >= from_seq (within the segment) whose ts >= `ts`, last_seq + 1 when there is none. Verifies the index blocks it looks at.
+# 0 or SEGMENT_BAD_INDEX.
+cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint64_t ts, uint64_t *seq) noexcept nogil
+
+# ---- tags: verified as a whole by the first call for each Segment that has no mark yet
+cdef struct TagRange:              # rows first .. end - 1 match
+    uint32_t first, end
+cdef int segment_tags_find(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, TagRange *found) noexcept nogil
+cdef const uint8_t *segment_tag_text(const Segment *segment, uint32_t row, uint32_t *tag_bytes) noexcept nogil
+cdef const uint32_t *segment_tag_postings(const Segment *segment, uint32_t row, uint32_t *count) noexcept nogil   # seq - first_seq each
+
+# ---- frames
+cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil    # SEGMENT_OK or SEGMENT_BAD_FRAME
+cdef uint64_t segment_frame_hash(const segment_frame *frame, uint64_t topic_id) noexcept nogil
+
+# ---- deletes: one pwrite a byte, then one fdatasync. Offsets from the start of the file. 0 or -errno (then any of them may have been set).
+cdef int segment_set_deleted(const Files *files, const char *path, const uint64_t *offsets, uint64_t count) noexcept nogil
