@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, store_relaxed_64
 from topicsd._native.frame cimport entry_bytes, entry_has_node, entry_has_tag, entry_node, entry_payload_bytes, entry_tag
-from topicsd._native.index cimport view_entries, view_lower_bound_ts
+from topicsd._native.index cimport view_entries, view_hole_start, view_lower_bound_ts
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_DEDUPE_NODE, entry_ext, record_entry,
@@ -209,6 +209,8 @@ cdef int _begin(Page *page, uint32_t slot, uint64_t topic_id, uint64_t now_ms) n
         from_seq = floors.earliest - 1
     if request.has_from_ts and floors.earliest <= floors.head:
         begin = view_lower_bound_ts(regions, &page.view, floors.earliest, request.from_ts)
+        if begin > floors.earliest:    # what was lost right before it may be as young as it: nobody knows, so it is told
+            begin = view_hole_start(regions, &page.view, min(begin, floors.head + 1) - 1, floors.earliest)
         if begin > floors.earliest:    # a retained record is older than from_ts, so every lost one is
             from_seq = max(from_seq, min(begin, floors.head + 1) - 1)
     if recreated:

@@ -39,5 +39,7 @@ cdef void index_drop(Regions *regions, topic_slot *topic) noexcept nogil
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
 # First seq >= from_seq (and >= index_base) with ts at or above `ts`, head + 1 when there is none. A hole counts as old as what precedes it.
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil
+# First seq, not below `low`, of the hole that ends at `seq`; seq + 1 when `seq` is in no hole.
+cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t low) noexcept nogil
 # Last seq of the hole that holds `seq`, whatever its reasons (the first one is told); 0 when `seq` is in no hole or out of range.
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil

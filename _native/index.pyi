@@ -29,6 +29,8 @@ class Index:
         `yields`: give the processor away so often between view and copy (for stress tests).
         """
     def lower_bound_ts(self, slot: int, from_seq: int, ts: int) -> int: ...
+    def hole_start(self, slot: int, seq: int, low: int) -> int:
+        """Return the first seq, not below `low`, of the hole that ends at `seq`; seq + 1 when there is none."""
     def hole_end(self, slot: int, seq: int) -> tuple[int, int]:
         """Return (last seq, first reason) of the hole at a seq; (0, 0) outside holes."""
     def reset(self) -> None: ...

@@ -491,6 +491,19 @@ cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint6
     return end
 
 
+cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t low) noexcept nogil:
+    cdef index_entry entry
+    cdef const uint32_t *directory = _view_directory(regions, view)
+    cdef uint64_t number
+    low = max(low, view.index_base)
+    while seq >= low and view_entries(regions, view, seq, 1, &entry) == 0 and entry.flags & INDEX_HOLE:
+        number = seq - view.index_base
+        if view.index_paged and directory != NULL and not is_page(load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])):
+            seq = max(low, seq - number % INDEX_PAGE_ENTRIES)
+        seq -= 1
+    return seq + 1
+
+
 # ---- the Python face --------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +623,11 @@ cdef class Index:
         cdef uint32_t reason = 0
         self.look(slot, &view)
         return view_hole_end(&self.shared.r, &view, seq, &reason), reason
+
+    def hole_start(self, uint32_t slot, uint64_t seq, uint64_t low):
+        cdef TopicView view
+        self.look(slot, &view)
+        return view_hole_start(&self.shared.r, &view, seq, low)
 
     def reset(self):
         index_reset(&self.shared.r)

@@ -137,7 +137,10 @@ def diff(topic: Topic, request: Request, now_ms: int, limit_max: int = 1000, exa
     recreated = request.from_seq > head or (request.epoch is not None and request.epoch != topic.epoch)
     cursor = earliest - 1 if recreated else request.from_seq
     if request.from_ts is not None and earliest <= head:
-        begin = next((seq for seq in range(earliest, head + 1) if topic.fate(seq).ts >= request.from_ts), head + 1)
+        kept = (seq for seq in range(earliest, head + 1) if topic.fate(seq).kind != HOLE)
+        begin = next((seq for seq in kept if topic.fate(seq).ts >= request.from_ts), head + 1)
+        while begin > earliest and topic.fate(begin - 1).kind == HOLE:  # nobody knows how old it was: it is told
+            begin -= 1
         if begin > earliest:
             cursor = max(cursor, begin - 1)
 

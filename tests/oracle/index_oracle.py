@@ -54,3 +54,8 @@ class IndexOracle:
         while isinstance(self.entries.get(seq + 1), int):
             seq += 1
         return seq
+
+    def hole_start(self, seq: int, low: int) -> int:
+        while seq >= low and isinstance(self.entries.get(seq), int):
+            seq -= 1
+        return seq + 1

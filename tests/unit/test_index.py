@@ -81,6 +81,8 @@ def check(topics: Topics, slot: int, oracle: IndexOracle) -> None:
         want = oracle.entries[seq]
         assert index.hole_reason(slot, seq) == (want if isinstance(want, int) else 0)
         assert index.hole_end(slot, seq)[0] == oracle.hole_end(seq)
+        for low in (oracle.earliest, seq):
+            assert index.hole_start(slot, seq, low) == oracle.hole_start(seq, low)
         if not isinstance(want, int):
             low, high = oracle.lower_bound_ts(want[3])
             assert low <= index.lower_bound_ts(slot, oracle.earliest, want[3]) <= high
