@@ -203,7 +203,8 @@ struct control {
     uint32_t writer_bell;     /* futex word: +1 to wake the writer */
     uint32_t writer_armed;    /* writer: 1 while it sleeps */
     uint64_t recovered_records, recovered_ms;
-    uint64_t reserved[35];
+    uint64_t forward_debt;    /* writer: 1 while a write is acked whose copies in first destinations are not all visible (routes.pxd) */
+    uint64_t reserved[34];
     struct shard_line shards[SHARDS_MAX];
     struct worker_line workers[RING_SLOTS_MAX];
 };
@@ -278,7 +279,9 @@ struct topic_slot {
     uint64_t ephemeral_chunk; /* current chunk, 0 none */
     uint64_t hole_lost;     /* highest seq of a hole that `earliest` has passed; a part of evict_floor like cap_lost */
     uint64_t hole_reason;   /* its loss_reason */
-    uint64_t reserved[7];
+    uint64_t derived;       /* writer, relaxed: number of the router that feeds this topic, 0 none */
+    uint64_t origins;       /* under `version`: index slab of where exactly-once copies come from (routes.pxd), 0 none */
+    uint64_t reserved[5];
     char name[NAME_BYTES_MAX + 1];
 };
 _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
@@ -287,13 +290,19 @@ _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
 struct index_entry {
     uint64_t position; /* source << 56 | byte position of the record entry */
     uint32_t bytes;    /* data + meta + tag + node as stored: what `bytes` counts */
-    uint32_t flags;    /* INDEX_* ; bits 8-15: loss reason of a hole */
+    uint32_t flags;    /* INDEX_* ; bits 8-15: loss reason of a hole; bits 16-19 of a copy: its hops */
     uint64_t ts;
 };
 _Static_assert(sizeof(struct index_entry) == 24, "index entry");
 #define INDEX_DELETED 0x1u
 #define INDEX_HOLE 0x2u
 #define INDEX_TAGGED 0x4u
+#define INDEX_COPY 0x8u       /* made by a router: the bytes are those of another topic's record, read with the marks below */
+#define INDEX_DROP_NODE 0x10u /* of a copy: it has no node, whatever the bytes say */
+#define INDEX_DROP_TAG 0x20u
+#define INDEX_ORIGIN 0x40u    /* of a copy: `meta._topics_router` says where it comes from (slot.origins) */
+#define INDEX_HOPS_SHIFT 16
+#define INDEX_HOPS_MAX 15u
 #define INDEX_PAGE_ENTRIES 1024u
 #define INDEX_SMALL_MAX 128u /* above this many entries a topic's index is paged */
 

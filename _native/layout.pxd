@@ -32,6 +32,12 @@ cdef extern from "layout.h" nogil:
     const uint32_t INDEX_DELETED
     const uint32_t INDEX_HOLE
     const uint32_t INDEX_TAGGED
+    const uint32_t INDEX_COPY
+    const uint32_t INDEX_DROP_NODE
+    const uint32_t INDEX_DROP_TAG
+    const uint32_t INDEX_ORIGIN
+    const int INDEX_HOPS_SHIFT
+    const uint32_t INDEX_HOPS_MAX
     const uint32_t INDEX_PAGE_ENTRIES
     const uint32_t INDEX_SMALL_MAX
     const uint32_t RING_DESCRIPTORS
@@ -213,7 +219,8 @@ cdef extern from "layout.h" nogil:
         uint32_t writer_armed
         uint64_t recovered_records
         uint64_t recovered_ms
-        uint64_t reserved[35]
+        uint64_t forward_debt
+        uint64_t reserved[34]
         shard_line shards[SHARDS_MAX]
         worker_line workers[RING_SLOTS_MAX]
 
@@ -277,7 +284,9 @@ cdef extern from "layout.h" nogil:
         uint64_t ephemeral_chunk
         uint64_t hole_lost
         uint64_t hole_reason
-        uint64_t reserved[7]
+        uint64_t derived
+        uint64_t origins
+        uint64_t reserved[5]
         char name[NAME_BYTES_MAX + 1]
 
     ctypedef struct index_entry "struct index_entry":
