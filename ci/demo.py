@@ -12,6 +12,7 @@ those of the end-to-end tests.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
@@ -39,11 +40,10 @@ IN_FLIGHT_MIN = 32  # so many unanswered requests when a process is killed
 FLIGHT_BATCH = 50
 PRODUCERS = {"webhooks": 8, "earthquakes": 8, "flights": 48}
 KILLS = (("writer", 0.10), ("worker", 0.25), ("writer", 0.40), ("worker", 0.55))  # who, and at which share of all batches
-BURST = 256  # batches let go at once around a kill: four for each producer, so that all have one in flight
-BURST_S_MAX = 2.0
-BURSTS_FREE, BURSTS_MAX = 2, 4
-SELF_RECOVERY_S_MAX = 5.0
-LOAD_S_MAX = 240.0
+AHEAD = 0.15  # producers run ahead of the next kill by at most such a share: the load must not be over before it
+PILE_UP_S_MAX = 60.0  # bounds of a machine that does many other things; what was measured stands in the summary
+SELF_RECOVERY_S_MAX = 60.0
+LOAD_S_MAX = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     failed: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    at_batches: int = 0  # with this ack `then` is called, by the producer that got it
+    then: Callable[[], None] | None = None
+    reached: threading.Event = field(default_factory=threading.Event)
 
     def ack(self, batch: Batch, body: dict[str, object], tries: int) -> None:
         first, last = int(str(body["first_seq"])), int(str(body["last_seq"]))
@@ -81,6 +84,23 @@ class Tally:
             self.batches += 1
             self.retries += tries - 1
             self.landed_before += bool(body.get("deduped"))
+            self.look()
+
+    def look(self) -> None:
+        """Do what is to be done at this number of batches, once. The lock is held."""
+        if self.batches >= self.at_batches and not self.reached.is_set():
+            try:
+                if self.then is not None:
+                    self.then()
+            finally:
+                self.reached.set()
+
+    def arm(self, batches: int, then: Callable[[], None] | None) -> None:
+        """Call `then` with the ack that makes it so many batches, or now when there are as many."""
+        with self.lock:
+            self.at_batches, self.then = batches, then
+            self.reached.clear()
+            self.look()
 
 
 # --- input -----------------------------------------------------------------------------------------------------------------
@@ -122,7 +142,10 @@ def config_of(topic: str) -> dict[str, str]:
 
 
 class Load:
-    """Producers, each with a connection of its own; they take batches from their source until none is left."""
+    """Producers, each with a connection of its own; they take batches from their source, then from the others, until none is left.
+
+    So all of them have something to send as long as more batches are left than there are producers.
+    """
 
     def __init__(self, server: Server, sources: dict[str, list[Batch]]) -> None:
         self.server = server
@@ -131,91 +154,87 @@ class Load:
         self.total = sum(map(len, sources.values()))
         self.taken = 0
         self.allowed = threading.Condition()
-        self.batches_allowed = 0
+        self.share_allowed = 0.0
         self.threads = []
+        waiting: dict[str, queue.SimpleQueue[Batch]] = {name: queue.SimpleQueue() for name in sources}
         for name, batches in sources.items():
-            waiting: queue.SimpleQueue[Batch] = queue.SimpleQueue()
             for batch in batches:
-                waiting.put(batch)
-            self.threads += [threading.Thread(target=self._produce, args=(waiting,), name=f"{name}-{n}", daemon=True) for n in range(PRODUCERS[name])]
+                waiting[name].put(batch)
+            order = [waiting[name], *(each for other, each in waiting.items() if other != name)]
+            self.threads += [threading.Thread(target=self._produce, args=(order,), name=f"{name}-{n}", daemon=True) for n in range(PRODUCERS[name])]
+        assert self.total * AHEAD >= 2 * len(self.threads), "too few batches: not every producer could have one in flight at a kill"
 
-    def _produce(self, waiting: queue.SimpleQueue[Batch]) -> None:
+    def _produce(self, sources: list[queue.SimpleQueue[Batch]]) -> None:
         try:
             with self.server.line(counter=self.in_flight) as line:
-                while True:
-                    batch = waiting.get_nowait()
-                    with self.allowed:
-                        self.allowed.wait_for(lambda: self.taken < self.batches_allowed)
-                        self.taken += 1
+                while (batch := self._take(sources)) is not None:
                     body = write_body(batch.datas, batch.key, [batch.tag] * len(batch.datas) if batch.tag is not None else ())
                     answer, tries = insist(line, "POST", at(batch.topic), body)
                     self.tally.ack(batch, answer.json, tries)
-        except queue.Empty:
-            pass
         except BaseException as failure:
             self.tally.failed.append(failure)
+            self.tally.reached.set()
 
-    def allow(self, batches: int) -> None:
-        """Let producers go on up to a number of batches; never takes anything back."""
+    def _take(self, sources: list[queue.SimpleQueue[Batch]]) -> Batch | None:
+        """Wait until one more batch is allowed, and take it. Return None when none is left."""
         with self.allowed:
-            self.batches_allowed = max(self.batches_allowed, batches)
-            self.allowed.notify_all()
-
-    def kill_in_flight(self, pid: int, answering: tuple[int, ...]) -> int:
-        """Let go bursts of batches and kill a process when IN_FLIGHT_MIN are in flight; return how many were, 0 if there never were as many.
-
-        Where clients and server share one CPU each request may be answered before the next is sent: then the processes that answer are
-        held until enough is sent, and go on as the kill comes.
-        """
-        killed: list[int] = []
-
-        def kill(in_flight: int) -> None:
-            for other in answering:
-                os.kill(other, signal.SIGCONT)
-            os.kill(pid, signal.SIGKILL)
-            killed.append(in_flight)
-
-        self.in_flight.once_at(IN_FLIGHT_MIN, kill)
-        for burst in range(BURSTS_MAX):
-            if burst >= BURSTS_FREE:
-                for other in answering:
-                    os.kill(other, signal.SIGSTOP)
-            self.allow(self.taken + BURST)
-            eventually(lambda: killed or self.tally.failed or (self.taken >= self.batches_allowed and not self.in_flight.now), BURST_S_MAX)
-            if killed or self.tally.failed:
-                break
-        self.in_flight.once_at(0, None)
-        return killed[0] if killed else 0
+            self.allowed.wait_for(lambda: self.taken < self.share_allowed * self.total)
+            for source in sources:
+                with contextlib.suppress(queue.Empty):
+                    batch = source.get_nowait()
+                    self.taken += 1
+                    if self.taken == self.total:
+                        self.share_allowed = 2.0  # nobody waits for what does not come
+                        self.allowed.notify_all()
+                    return batch
+        return None
 
     def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
-    def wait_for_share(self, share: float) -> None:
-        def reached() -> bool:
-            return bool(self.tally.failed) or self.tally.batches >= int(share * self.total)
+    def run_to(self, share: float, ahead: float = 0.0, then: Callable[[], None] | None = None) -> None:
+        """Let producers go on until a share of all batches is acked; call `then` at once with the ack that makes it.
 
-        assert eventually(reached, LOAD_S_MAX), f"{self.tally.batches} of {self.total} batches after {LOAD_S_MAX} s"
+        They may take `ahead` more, and stop then. Raises what a producer failed of.
+        """
+        self.tally.arm(int(share * self.total), then)
+        with self.allowed:
+            self.share_allowed = share + ahead
+            self.allowed.notify_all()
+        reached = self.tally.reached.wait(LOAD_S_MAX)
         if self.tally.failed:
             raise self.tally.failed[0]
+        assert reached, f"{self.tally.batches} of {self.total} batches after {LOAD_S_MAX} s"
 
     def finish(self) -> None:
-        self.allow(self.total)
-        self.wait_for_share(1.0)
+        self.run_to(1.0)
         for thread in self.threads:
             thread.join(10.0)
 
 
 def kill_one(server: Server, load: Load, who: str, share: float) -> str:
-    """Kill the writer or a worker at a share of the load, while enough requests are in flight. Return a line for the summary."""
-    load.allow(int(share * load.total))
-    load.wait_for_share(share)
-    roles = server.settled_roles()
-    pid = roles.writer if who == "writer" else roles.workers[0]
-    assert pid is not None
-    in_flight = load.kill_in_flight(pid, roles.workers)
+    """Kill the writer or a worker at a share of the load, while enough requests are in flight. Return a line for the summary.
+
+    The victim is stopped in the midst of its work, with the ack that reaches the share: the writer alone, or all workers. So nothing is
+    answered any more, every producer comes to have a request in flight, and the kill meets as many on a machine of any speed.
+    """
+    roles = server.settled_roles(SELF_RECOVERY_S_MAX)
+    assert roles.writer is not None
+    held = (roles.writer,) if who == "writer" else roles.workers
+
+    def hold() -> None:
+        for each in held:
+            os.kill(each, signal.SIGSTOP)
+
+    load.run_to(share, AHEAD, hold)
+    in_flight = load.in_flight.wait_for(IN_FLIGHT_MIN, PILE_UP_S_MAX)
+    pid, *others = held
+    os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()
-    assert in_flight >= IN_FLIGHT_MIN, f"never {IN_FLIGHT_MIN} requests in flight: the {who} was not killed"
+    for each in others:
+        os.kill(each, signal.SIGCONT)
+    assert in_flight >= IN_FLIGHT_MIN, f"only {in_flight} requests in flight when the {who} was killed"
 
     def serves() -> bool:  # a change of nothing still goes through the writer
         try:

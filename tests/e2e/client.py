@@ -58,20 +58,11 @@ class InFlight:
         self.now = 0
         self.sent = 0
         self.cut = 0
-        self._reached: tuple[int, Callable[[int], None]] | None = None
 
     def begin(self) -> None:
         with self._lock:
             self.now += 1
             self.sent += 1
-            if self._reached is not None and self.now >= self._reached[0]:
-                (_, act), self._reached = self._reached, None
-                act(self.now)
-
-    def once_at(self, count: int, act: Callable[[int], None] | None) -> None:
-        """Have `act(in flight)` called by the very sender that makes it `count`, once; nobody has to look in time. None: no longer."""
-        with self._lock:
-            self._reached = None if act is None else (count, act)
 
     def end(self, cut: bool) -> None:
         with self._lock:
