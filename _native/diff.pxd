@@ -66,6 +66,7 @@ cdef struct Page:                      # one diff in the making; in memory, so t
     uint64_t whole_used                # out.used behind the last whole record
     uint64_t ephemeral_first           # first record copied from ephemeral memory, 0: none
     bint filter_nodes
+    bint whole                         # a diff's body around the records, or the records alone
     Span span
     RecordText text
     index_entry entries[PAGE_ENTRIES]
@@ -82,3 +83,7 @@ cdef void reader_free(ReaderCore *reader) noexcept nogil
 # Append the JSON body of a diff (A §3) to `out`; READ_* of state.pxd. `topic_id` 0: whatever topic the slot holds. Moves the read clock.
 cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t started_ns,
               Buffer *out, DiffResult *result) noexcept nogil
+# The same records alone, separated by commas, up to `head_max` (a higher head is as if it had not moved yet; a cursor above stays); what stands
+# around them is the caller's. `reader.page` says more of the page: view, floors, tombstone (its head and earliest are set).
+cdef int diff_records(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t head_max,
+                      Buffer *out, DiffResult *result) noexcept nogil

@@ -237,7 +237,6 @@ cdef int _head_of_page(Page *page) noexcept nogil:
     at = put_bytes(put_text(at, b'{"topic":"'), page.view.name, page.view.name_bytes)
     at = put_text(at, b'","records":[')
     page.out.used = at - page.out.bytes
-    page.whole_used = page.out.used
     return READ_OK
 
 
@@ -246,10 +245,6 @@ cdef int _tail_of_page(Page *page, uint64_t started_ns) noexcept nogil:
     cdef uint64_t head = page.floors.head
     if buffer_need(page.out, <uint64_t>(256 + TOMBSTONE_BYTES_MAX + PERFORMANCE_BYTES_MAX)) != 0:
         return READ_MEMORY
-    page.tombstone.head = head
-    page.tombstone.earliest = page.floors.earliest
-    if page.tombstone.reason != LOSS_RECREATED:
-        page.tombstone.earliest = max(page.floors.earliest, page.tombstone.gap_to + 1)
     at = page.out.bytes + page.out.used
     at = put_u64(put_text(at, b'],"next_from_seq":'), page.cursor)
     at = put_u64(put_text(at, b',"head_seq":'), head)
@@ -280,8 +275,9 @@ cdef void _limit(Page *page) noexcept nogil:
     page.payload_max = min(request.max_batch_bytes if request.max_batch_bytes else <uint64_t>PAGE_BYTES_DEFAULT, <uint64_t>PAGE_BYTES_MAX)
 
 
-cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t started_ns,
-              Buffer *out, DiffResult *result) noexcept nogil:
+cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t head_max,
+                    Buffer *out, DiffResult *result) noexcept nogil:
+    """Render the records behind the cursor up to `head_max`, nothing around them; `reader.page` has what a frame around them needs."""
     cdef Page *page = &reader.page
     cdef uint64_t start = out.used
     cdef int status
@@ -298,7 +294,9 @@ cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRe
             continue
         if status != READ_OK:
             return status
-        status = _head_of_page(page)
+        page.floors.head = min(page.floors.head, max(head_max, page.cursor))
+        status = _head_of_page(page) if page.whole else READ_OK
+        page.whole_used = out.used
         if status == READ_OK:
             status = guarded_call(_fill, page)
         if status == READ_MEMORY:
@@ -310,8 +308,10 @@ cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRe
                 result.failed_seq = page.reading
                 return READ_IO
             out.used = page.whole_used    # the next page begins with the bad record and says so
-        if _tail_of_page(page, started_ns) != READ_OK:
-            return READ_MEMORY
+        page.tombstone.head = page.floors.head
+        page.tombstone.earliest = page.floors.earliest
+        if page.tombstone.reason != LOSS_RECREATED:
+            page.tombstone.earliest = max(page.floors.earliest, page.tombstone.gap_to + 1)
         result.topic_id, result.matched, result.scanned = page.view.topic_id, page.matched, page.scanned
         result.next_seq, result.head, result.earliest = page.cursor, page.floors.head, page.floors.earliest
         result.tombstone = page.tombstone.reason
@@ -319,3 +319,17 @@ cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRe
         touch_topic(reader.regions, slot, now_ms)
         return READ_OK
     return READ_BUSY
+
+
+cdef int diff(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t started_ns,
+              Buffer *out, DiffResult *result) noexcept nogil:
+    cdef int status
+    reader.page.whole = True
+    status = _make_page(reader, slot, topic_id, request, now_ms, <uint64_t>-1, out, result)
+    return status if status != READ_OK else _tail_of_page(&reader.page, started_ns)
+
+
+cdef int diff_records(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const DiffRequest *request, uint64_t now_ms, uint64_t head_max,
+                      Buffer *out, DiffResult *result) noexcept nogil:
+    reader.page.whole = False
+    return _make_page(reader, slot, topic_id, request, now_ms, head_max, out, result)
