@@ -19,7 +19,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.files cimport Files
-from topicsd._native.layout cimport index_entry, record_entry
+from topicsd._native.layout cimport POSITION_MASK, index_entry, record_entry
 
 cdef extern from "segment.h" nogil:
     const uint32_t SEGMENT_FORMAT_VERSION
@@ -125,11 +125,13 @@ cdef struct Segment:
     uint64_t topic_id, first_seq, last_seq
     uint64_t *index_marks
     uint64_t *frame_marks
+    uint64_t *tags_marks           # index_marks of the map that holds the tags part
     uint64_t index_offset          # of the index part in its file: where its marks begin
+    uint64_t tags_offset
 
 # ---- open: all return SEGMENT_OK, another segment_status, or -EIO
 cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept nogil
-# `segment.data`, `.index`, `.tags`, `.index_marks`, `.frame_marks`, `.index_offset` are filled by the caller, the rest here. Every part that is
+# `segment.data`, `.index`, `.tags`, the marks and the two offsets are filled by the caller, the rest here. Every part that is
 # given must be of the same segment. A damaged data header is no obstacle: everything it says stands in the index too.
 cdef int segment_open(Segment *segment) noexcept nogil
 cdef int segment_open_guarded(Segment *segment) noexcept nogil
@@ -141,6 +143,13 @@ cdef int segment_open_guarded(Segment *segment) noexcept nogil
 cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
 cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
 
+# One seq alone, without marks. SEGMENT_OK or SEGMENT_BAD_FRAME; its index block must have been checked.
+cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogil
+
+cdef inline uint64_t index_body_bytes(uint64_t entries) noexcept nogil:
+    # Of an index part behind its header.
+    return entries * sizeof(index_entry) + (entries + SEGMENT_BLOCK_ENTRIES - 1) // SEGMENT_BLOCK_ENTRIES * 8
+
 cdef inline bint segment_holds(const Segment *segment, uint64_t seq) noexcept nogil:
     return segment.first_seq <= seq <= segment.last_seq
 
@@ -150,7 +159,7 @@ cdef inline const index_entry *segment_entry(const Segment *segment, uint64_t se
 
 # The record of a checked entry that is neither INDEX_HOLE nor INDEX_DELETED.
 cdef inline const record_entry *segment_record_at(const Segment *segment, const index_entry *entry) noexcept nogil:
-    return <const record_entry *>(segment.data.at + (entry.position & 0xFFFFFFFFFFFFFF))
+    return <const record_entry *>(segment.data.at + (entry.position & POSITION_MASK))
 
 # Offset in the data part of the flag byte of such an entry, and whether it says deleted.
 cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *entry) noexcept nogil
@@ -160,16 +169,24 @@ cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) n
 # 0 or SEGMENT_BAD_INDEX.
 cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint64_t ts, uint64_t *seq) noexcept nogil
 
-# ---- tags: verified as a whole by the first call for each Segment that has no mark yet
+# ---- tags: verified as a whole by the first segment_tags_find of each map. SEGMENT_OK or SEGMENT_BAD_TAGS
 cdef struct TagRange:              # rows first .. end - 1 match
     uint32_t first, end
+cdef int segment_tags_check(const Segment *segment) noexcept nogil
 cdef int segment_tags_find(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, TagRange *found) noexcept nogil
 cdef const uint8_t *segment_tag_text(const Segment *segment, uint32_t row, uint32_t *tag_bytes) noexcept nogil
 cdef const uint32_t *segment_tag_postings(const Segment *segment, uint32_t row, uint32_t *count) noexcept nogil   # seq - first_seq each
 
-# ---- frames
+# ---- frames: a record's entry is well-formed, a gap is as long as it says, seq and ts are only bounded by the checksum
 cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil    # SEGMENT_OK or SEGMENT_BAD_FRAME
 cdef uint64_t segment_frame_hash(const segment_frame *frame, uint64_t topic_id) noexcept nogil
 
 # ---- deletes: one pwrite a byte, then one fdatasync. Offsets from the start of the file. 0 or -errno (then any of them may have been set).
 cdef int segment_set_deleted(const Files *files, const char *path, const uint64_t *offsets, uint64_t count) noexcept nogil
+
+# ---- for tests and tools: the parts in Python buffers, which it keeps
+cdef class SegmentView:
+    cdef Segment segment
+    cdef object buffers
+    cdef object marks
+    cdef int take(self, SegmentPart *part, buffer, uint64_t offset) except -1

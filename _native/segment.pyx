@@ -1,0 +1,536 @@
+"""Sealed segments: open their parts, verify what is about to be believed, look up seqs, times and tags (see segment.pxd)."""
+
+from collections import namedtuple
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+from posix.fcntl cimport O_WRONLY
+from posix.uio cimport iovec
+
+from topicsd._native.files cimport Files, FileSystem, real_files
+from topicsd._native.frame cimport entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
+from topicsd._native.hash cimport xxh3_64, xxh3_64_seeded
+from topicsd._native.layout cimport (
+    ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, POSITION_BITS, POSITION_MASK,
+    index_entry, record_entry,
+)
+from topicsd._native.maps cimport guarded_call
+
+STATUS = {
+    SEGMENT_OK: "good",
+    SEGMENT_SHORT: "shorter than it says",
+    SEGMENT_NOT_ONE: "no such part",
+    SEGMENT_BAD_HEADER: "damaged header",
+    SEGMENT_NEWER: "a newer format: use the version that wrote it",
+    SEGMENT_MISMATCH: "parts of different segments",
+    SEGMENT_BAD_INDEX: "damaged index",
+    SEGMENT_BAD_FRAME: "damaged frame",
+    SEGMENT_BAD_TAGS: "damaged tags",
+    SEGMENT_ORDER: "seqs or times out of order",
+}
+
+Header = namedtuple("Header", "kind topic_id first_seq last_seq part_bytes records payload_bytes first_ts last_ts holes tags postings data_xxh3 "
+                              "content_xxh3")
+MAGIC = {"data": SEGMENT_MAGIC_DATA, "index": SEGMENT_MAGIC_INDEX, "tags": SEGMENT_MAGIC_TAGS}
+
+
+class SegmentError(Exception):
+    """Say what is wrong with a part: `status` is one of the names in `STATUS`, or a negative errno."""
+
+    def __init__(self, status: int, where: str = "") -> None:
+        super().__init__(f"{where}: {STATUS.get(status, status)}" if where else str(STATUS.get(status, status)))
+        self.status = status
+
+
+# ---- open -------------------------------------------------------------------------------------------------------------------
+
+
+cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept nogil:
+    cdef const segment_header *header = <const segment_header *>part.at
+    cdef uint64_t span
+    if part.bytes < sizeof(segment_header):
+        return SEGMENT_SHORT
+    if header.magic != magic:
+        return SEGMENT_NOT_ONE
+    if xxh3_64(header, sizeof(segment_header) - 8) != header.header_xxh3:
+        return SEGMENT_BAD_HEADER
+    if header.format_version > SEGMENT_FORMAT_VERSION:
+        return SEGMENT_NEWER
+    span = header.last_seq - header.first_seq
+    if header.first_seq == 0 or header.last_seq < header.first_seq or span >= SEGMENT_SPAN_MAX or header.part_bytes % 8 \
+            or header.part_bytes < sizeof(segment_header) or header.format_version == 0 or header.reserved0:
+        return SEGMENT_BAD_HEADER
+    if magic == SEGMENT_MAGIC_INDEX and header.part_bytes != sizeof(segment_header) + index_body_bytes(span + 1):
+        return SEGMENT_BAD_HEADER
+    if magic == SEGMENT_MAGIC_TAGS:
+        if header.tags > header.postings or header.postings > span + 1:
+            return SEGMENT_BAD_HEADER
+        if header.part_bytes < sizeof(segment_header) + header.tags * sizeof(segment_tag) + header.postings * 4:
+            return SEGMENT_BAD_HEADER
+    return SEGMENT_SHORT if header.part_bytes > part.bytes else SEGMENT_OK
+
+
+cdef int _same_segment(const segment_header *left, const segment_header *right) noexcept nogil:
+    if left.topic_id != right.topic_id or left.first_seq != right.first_seq or left.last_seq != right.last_seq or left.data_xxh3 != right.data_xxh3:
+        return SEGMENT_MISMATCH
+    return SEGMENT_OK
+
+
+cdef int segment_open(Segment *segment) noexcept nogil:
+    cdef int status = segment_header_check(&segment.index, SEGMENT_MAGIC_INDEX)
+    cdef const segment_header *header = <const segment_header *>segment.index.at
+    if status != SEGMENT_OK:
+        return status
+    segment.header = header
+    segment.topic_id = header.topic_id
+    segment.first_seq = header.first_seq
+    segment.last_seq = header.last_seq
+    segment.entries = <const index_entry *>(segment.index.at + sizeof(segment_header))
+    segment.blocks = <const uint64_t *>(segment.entries + (header.last_seq - header.first_seq + 1))
+    if segment.data.at != NULL:
+        status = segment_header_check(&segment.data, SEGMENT_MAGIC_DATA)
+        if status == SEGMENT_OK:
+            status = _same_segment(header, <const segment_header *>segment.data.at)
+        if status in (SEGMENT_MISMATCH, SEGMENT_NEWER):
+            return status
+    if segment.tags.at != NULL:
+        status = segment_header_check(&segment.tags, SEGMENT_MAGIC_TAGS)
+        if status == SEGMENT_OK:
+            status = _same_segment(header, <const segment_header *>segment.tags.at)
+        if status in (SEGMENT_MISMATCH, SEGMENT_NEWER):
+            return status
+        if status != SEGMENT_OK:
+            return SEGMENT_BAD_TAGS
+    return SEGMENT_OK
+
+
+cdef int _open(void *segment) noexcept nogil:
+    return segment_open(<Segment *>segment)
+
+
+cdef int segment_open_guarded(Segment *segment) noexcept nogil:
+    return guarded_call(_open, segment)
+
+
+# ---- frames -----------------------------------------------------------------------------------------------------------------
+
+
+cdef uint64_t segment_frame_hash(const segment_frame *frame, uint64_t topic_id) noexcept nogil:
+    return xxh3_64_seeded(frame, frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES, topic_id)
+
+
+cdef bint _entry_fills(const record_entry *entry, uint64_t bytes) noexcept nogil:
+    if bytes < sizeof(record_entry) or entry_bytes(entry) != bytes:
+        return False
+    if entry_length_for(entry_payload_bytes(entry), entry.length_flags & ENTRY_FLAG_EXT) != bytes:
+        return False
+    if entry.length_flags & ENTRY_FLAG_EMPTY_TAG and entry.tag_bytes:
+        return False
+    return not (entry.length_flags & ENTRY_FLAG_EMPTY_NODE and entry.node_bytes)
+
+
+cdef bint _gap_fills(const segment_frame *frame, uint64_t bytes) noexcept nogil:
+    cdef const segment_gap *gap = <const segment_gap *>(frame + 1)
+    cdef uint64_t span
+    if bytes < sizeof(segment_gap) or gap.last_seq < frame.seq or gap.last_seq - frame.seq >= SEGMENT_SPAN_MAX or gap.reserved:
+        return False
+    span = gap.last_seq - frame.seq + 1
+    return bytes == sizeof(segment_gap) + (span * 8 if gap.reason == 0 else 0)
+
+
+cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil:
+    cdef const uint8_t *tail
+    cdef uint64_t body
+    if available < sizeof(segment_frame) or frame.frame_bytes > available or frame.frame_bytes % 8 \
+            or frame.frame_bytes < sizeof(segment_frame) + SEGMENT_FRAME_TAIL_BYTES:
+        return SEGMENT_BAD_FRAME
+    tail = <const uint8_t *>frame + frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES
+    if segment_frame_hash(frame, topic_id) != (<const uint64_t *>tail)[0]:
+        return SEGMENT_BAD_FRAME
+    body = frame.frame_bytes - sizeof(segment_frame) - SEGMENT_FRAME_TAIL_BYTES
+    if (<const uint64_t *>(tail + 8))[0] >> 8:    # behind the flag byte stand zeroes
+        return SEGMENT_BAD_FRAME
+    if frame.kind == SEGMENT_FRAME_RECORD:
+        return SEGMENT_OK if _entry_fills(<const record_entry *>(frame + 1), body) else SEGMENT_BAD_FRAME
+    if frame.kind == SEGMENT_FRAME_GAP:
+        return SEGMENT_OK if _gap_fills(frame, body) else SEGMENT_BAD_FRAME
+    return SEGMENT_BAD_FRAME
+
+
+# ---- look -------------------------------------------------------------------------------------------------------------------
+
+
+cdef inline uint64_t _mark_of(const Segment *segment, uint64_t block) noexcept nogil:
+    # Blocks of one file never share a mark: they begin at least 160 bytes apart.
+    return (segment.index_offset + sizeof(segment_header) + block * SEGMENT_BLOCK_ENTRIES * sizeof(index_entry)) // SEGMENT_MARK_BYTES
+
+
+cdef inline bint _marked(const uint64_t *marks, uint64_t mark) noexcept nogil:
+    return marks != NULL and (marks[mark >> 6] >> (mark & 63)) & 1
+
+
+cdef inline void _set_mark(uint64_t *marks, uint64_t mark) noexcept nogil:
+    if marks != NULL:
+        marks[mark >> 6] |= <uint64_t>1 << (mark & 63)
+
+
+cdef inline uint64_t _block_entries(const Segment *segment, uint64_t block) noexcept nogil:
+    return min(segment.last_seq - segment.first_seq + 1 - block * SEGMENT_BLOCK_ENTRIES, <uint64_t>SEGMENT_BLOCK_ENTRIES)
+
+
+cdef int _check_index_block(const Segment *segment, uint64_t block) noexcept nogil:
+    cdef uint64_t mark = _mark_of(segment, block)
+    cdef const index_entry *entries = segment.entries + block * SEGMENT_BLOCK_ENTRIES
+    if _marked(segment.index_marks, mark):
+        return SEGMENT_OK
+    if xxh3_64(entries, _block_entries(segment, block) * sizeof(index_entry)) != segment.blocks[block]:
+        return SEGMENT_BAD_INDEX
+    _set_mark(segment.index_marks, mark)
+    return SEGMENT_OK
+
+
+cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogil:
+    cdef const index_entry *entry = segment_entry(segment, seq)
+    cdef uint64_t position = entry.position & POSITION_MASK
+    cdef const segment_frame *frame
+    cdef const record_entry *record
+    if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+        return SEGMENT_OK
+    if entry.position >> POSITION_BITS != SOURCE_SEGMENT or position % 8 or position < sizeof(segment_header) + sizeof(segment_frame) \
+            or position >= segment.data.bytes:
+        return SEGMENT_BAD_FRAME
+    frame = <const segment_frame *>(segment.data.at + position) - 1
+    record = <const record_entry *>(frame + 1)
+    if segment_frame_check(frame, segment.data.bytes - position + sizeof(segment_frame), segment.topic_id) != SEGMENT_OK:
+        return SEGMENT_BAD_FRAME
+    if frame.kind != SEGMENT_FRAME_RECORD or frame.seq != seq or frame.ts != entry.ts or entry_payload_bytes(record) != entry.bytes \
+            or entry_has_tag(record) != (entry.flags & INDEX_TAGGED != 0):
+        return SEGMENT_BAD_FRAME
+    return SEGMENT_OK
+
+
+cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil:
+    cdef uint64_t block = (first_seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES
+    upto[0] = first_seq
+    while upto[0] < first_seq + count:
+        if _check_index_block(segment, block) != SEGMENT_OK:
+            return SEGMENT_BAD_INDEX
+        block += 1
+        upto[0] = min(segment.first_seq + block * SEGMENT_BLOCK_ENTRIES, first_seq + count)
+    return SEGMENT_OK
+
+
+cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil:
+    cdef uint64_t block = (first_seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES
+    cdef uint64_t end = first_seq + count, seq, block_first, block_end, mark
+    cdef bint whole
+    upto[0] = first_seq
+    while upto[0] < end:
+        if _check_index_block(segment, block) != SEGMENT_OK:
+            return SEGMENT_BAD_INDEX
+        block_first = segment.first_seq + block * SEGMENT_BLOCK_ENTRIES
+        block_end = block_first + _block_entries(segment, block)
+        mark = _mark_of(segment, block)
+        if not _marked(segment.frame_marks, mark):
+            # The whole block when that is to be remembered, else only what was asked for.
+            whole = True
+            if segment.frame_marks == NULL:
+                block_first, block_end = upto[0], min(block_end, end)
+            for seq in range(block_first, block_end):
+                if segment_entry_check(segment, seq) != SEGMENT_OK:
+                    whole = False
+                    if upto[0] <= seq < end:
+                        upto[0] = seq
+                        return SEGMENT_BAD_FRAME
+            if whole:
+                _set_mark(segment.frame_marks, mark)
+        upto[0] = min(block_end, end)
+        block += 1
+    return SEGMENT_OK
+
+
+cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *entry) noexcept nogil:
+    return (entry.position & POSITION_MASK) + entry_bytes(segment_record_at(segment, entry)) + SEGMENT_FRAME_TAIL_BYTES - SEGMENT_FLAG_FROM_END
+
+
+cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) noexcept nogil:
+    if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+        return entry.flags & INDEX_DELETED != 0
+    return segment.data.at[segment_flag_offset(segment, entry)] == SEGMENT_DELETED
+
+
+cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint64_t ts, uint64_t *seq) noexcept nogil:
+    cdef uint64_t low = max(from_seq, segment.first_seq), high = segment.last_seq + 1, middle
+    while low < high:
+        middle = low + (high - low) // 2
+        if _check_index_block(segment, (middle - segment.first_seq) // SEGMENT_BLOCK_ENTRIES) != SEGMENT_OK:
+            return SEGMENT_BAD_INDEX
+        if segment_entry(segment, middle).ts < ts:
+            low = middle + 1
+        else:
+            high = middle
+    seq[0] = low
+    return SEGMENT_OK
+
+
+# ---- tags -------------------------------------------------------------------------------------------------------------------
+
+
+cdef inline const segment_tag *_tag_rows(const Segment *segment) noexcept nogil:
+    return <const segment_tag *>(segment.tags.at + sizeof(segment_header))
+
+
+cdef inline const uint8_t *_tag_bytes(const Segment *segment) noexcept nogil:
+    cdef const segment_header *header = <const segment_header *>segment.tags.at
+    return segment.tags.at + sizeof(segment_header) + header.tags * sizeof(segment_tag) + header.postings * 4
+
+
+cdef const uint8_t *segment_tag_text(const Segment *segment, uint32_t row, uint32_t *tag_bytes) noexcept nogil:
+    tag_bytes[0] = _tag_rows(segment)[row].tag_bytes
+    return _tag_bytes(segment) + _tag_rows(segment)[row].bytes_offset
+
+
+cdef const uint32_t *segment_tag_postings(const Segment *segment, uint32_t row, uint32_t *count) noexcept nogil:
+    cdef const segment_header *header = <const segment_header *>segment.tags.at
+    cdef const uint8_t *postings = segment.tags.at + sizeof(segment_header) + header.tags * sizeof(segment_tag)
+    count[0] = _tag_rows(segment)[row].postings
+    return <const uint32_t *>postings + _tag_rows(segment)[row].first_posting
+
+
+cdef bint _rows_sound(const Segment *segment) noexcept nogil:
+    # Every row points into the part: a checksum tells of damage, not of a bad writer.
+    cdef const segment_header *header = <const segment_header *>segment.tags.at
+    cdef uint64_t room = header.part_bytes - (_tag_bytes(segment) - segment.tags.at), row, posting = 0, text = 0
+    cdef const segment_tag *at
+    for row in range(header.tags):
+        at = &_tag_rows(segment)[row]
+        if at.bytes_offset != text or at.first_posting != posting or at.postings == 0:
+            return False
+        text += at.tag_bytes
+        posting += at.postings
+    return text <= room and room - text < 8 and posting == header.postings
+
+
+cdef int segment_tags_check(const Segment *segment) noexcept nogil:
+    cdef const segment_header *header = <const segment_header *>segment.tags.at
+    cdef uint64_t mark = segment.tags_offset // SEGMENT_MARK_BYTES
+    if segment.tags.at == NULL or segment_header_check(&segment.tags, SEGMENT_MAGIC_TAGS) != SEGMENT_OK:
+        return SEGMENT_BAD_TAGS
+    if _marked(segment.tags_marks, mark):
+        return SEGMENT_OK
+    if xxh3_64(segment.tags.at + sizeof(segment_header), header.part_bytes - sizeof(segment_header)) != header.content_xxh3:
+        return SEGMENT_BAD_TAGS
+    if not _rows_sound(segment):
+        return SEGMENT_BAD_TAGS
+    _set_mark(segment.tags_marks, mark)
+    return SEGMENT_OK
+
+
+cdef int _compare(const Segment *segment, uint32_t row, const uint8_t *tag, uint64_t tag_bytes, bint prefix) noexcept nogil:
+    """Below, equal to or above 0 as the row's tag (or its first bytes) is below, equal to or above `tag`."""
+    cdef uint32_t bytes = 0
+    cdef const uint8_t *text = segment_tag_text(segment, row, &bytes)
+    cdef int order = memcmp(text, tag, min(<uint64_t>bytes, tag_bytes))
+    if order != 0:
+        return order
+    if bytes < tag_bytes:
+        return -1
+    return 0 if prefix or bytes == tag_bytes else 1
+
+
+cdef uint32_t _bound(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, bint above) noexcept nogil:
+    cdef uint32_t low = 0, high = <uint32_t>(<const segment_header *>segment.tags.at).tags, middle
+    cdef int order
+    while low < high:
+        middle = low + (high - low) // 2
+        order = _compare(segment, middle, tag, tag_bytes, prefix)
+        if order < 0 or (above and order == 0):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef int segment_tags_find(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, TagRange *found) noexcept nogil:
+    cdef int status = segment_tags_check(segment)
+    found.first = found.end = 0
+    if status == SEGMENT_OK:
+        found.first = _bound(segment, tag, tag_bytes, prefix, False)
+        found.end = _bound(segment, tag, tag_bytes, prefix, True)
+    return status
+
+
+# ---- deletes ----------------------------------------------------------------------------------------------------------------
+
+
+cdef int segment_set_deleted(const Files *files, const char *path, const uint64_t *offsets, uint64_t count) noexcept nogil:
+    cdef int fd = files.open(files.context, path, O_WRONLY, 0), result = 0, closed
+    cdef uint8_t flag = SEGMENT_DELETED
+    cdef uint64_t number
+    cdef iovec part
+    if fd < 0:
+        return fd
+    part.iov_base = &flag
+    part.iov_len = 1
+    for number in range(count):
+        if result >= 0:
+            result = <int>files.pwritev(files.context, fd, &part, 1, offsets[number])
+    if result >= 0:
+        result = files.fdatasync(files.context, fd)
+    closed = files.close(files.context, fd)
+    return result if result < 0 else closed
+
+
+# ---- the Python half: one object a record, for tools and tests -----------------------------------------------------------------
+
+
+def header_of(raw, kind, uint64_t offset=0):
+    """Parse the header of a part of `kind` ("data", "index", "tags") that begins at `offset` of `raw`. Raises SegmentError."""
+    cdef const uint8_t[::1] view = raw
+    cdef SegmentPart part
+    cdef const segment_header *header
+    cdef int status
+    part.bytes = <uint64_t>max(len(view) - <Py_ssize_t>offset, 0)
+    part.at = &view[offset] if part.bytes else NULL
+    status = segment_header_check(&part, MAGIC[kind])
+    if status != SEGMENT_OK:
+        raise SegmentError(status, kind)
+    header = <const segment_header *>part.at
+    return Header(kind, header.topic_id, header.first_seq, header.last_seq, header.part_bytes, header.records, header.payload_bytes, header.first_ts,
+                  header.last_ts, header.holes, header.tags, header.postings, header.data_xxh3, header.content_xxh3)
+
+
+def set_deleted(path, offsets, FileSystem files=None):
+    """Set the flag bytes at `offsets` of a file and sync it. Raises OSError."""
+    import os
+    from array import array
+
+    cdef array_of = array("Q", sorted(offsets))
+    cdef const uint64_t[::1] view = array_of
+    cdef bytes raw = os.fsencode(path)
+    cdef const char *name = raw
+    cdef const Files *table = real_files()
+    cdef const uint64_t *first = &view[0] if len(view) else NULL
+    cdef uint64_t count = len(view)
+    cdef int result
+    if files is not None:
+        table = &files.table
+    with nogil:
+        result = segment_set_deleted(table, name, first, count)
+    if result < 0:
+        raise OSError(-result, os.strerror(-result), os.fspath(path))
+
+
+cdef class SegmentView:
+    """One segment whose parts stand in Python buffers (bytes, mmap), each from its offset on.
+
+    `marks` remembers what has been verified, as a process's maps do. Raises SegmentError when the parts can not be opened.
+    """
+
+    def __init__(self, index, data=None, tags=None, *, uint64_t index_offset=0, uint64_t data_offset=0, uint64_t tags_offset=0, bint marks=False):
+        cdef uint64_t[:, ::1] view
+        cdef int status
+        memset(&self.segment, 0, sizeof(Segment))
+        self.buffers = []
+        self.take(&self.segment.index, index, index_offset)
+        if data is not None:
+            self.take(&self.segment.data, data, data_offset)
+        if tags is not None:
+            self.take(&self.segment.tags, tags, tags_offset)
+        self.segment.index_offset = index_offset
+        self.segment.tags_offset = tags_offset
+        if marks:
+            import numpy
+            self.marks = numpy.zeros((3, max(map(len, self.buffers)) // SEGMENT_MARK_BYTES // 64 + 1), dtype=numpy.uint64)
+            view = self.marks
+            self.segment.index_marks, self.segment.frame_marks, self.segment.tags_marks = &view[0, 0], &view[1, 0], &view[2, 0]
+        status = segment_open(&self.segment)
+        if status != SEGMENT_OK:
+            raise SegmentError(status)
+
+    cdef int take(self, SegmentPart *part, buffer, uint64_t offset) except -1:
+        cdef const uint8_t[::1] view = buffer
+        if offset >= <uint64_t>len(view):
+            raise SegmentError(SEGMENT_SHORT)
+        self.buffers.append(view)
+        part.at = &view[offset]
+        part.bytes = <uint64_t>len(view) - offset
+        return 0
+
+    @property
+    def topic_id(self):
+        return self.segment.topic_id
+
+    @property
+    def first_seq(self):
+        return self.segment.first_seq
+
+    @property
+    def last_seq(self):
+        return self.segment.last_seq
+
+    def inside(self, uint64_t seq, uint64_t count):
+        if count == 0 or not segment_holds(&self.segment, seq) or count > self.segment.last_seq - seq + 1:
+            raise IndexError(f"{seq} + {count} is not in {self.segment.first_seq}..{self.segment.last_seq}")
+
+    def check(self, uint64_t first_seq, uint64_t count):
+        """Verify a range as a reader does. (status, the first seq that is not good)."""
+        cdef uint64_t upto = 0
+        self.inside(first_seq, count)
+        if self.segment.data.at == NULL:
+            status = segment_check_index(&self.segment, first_seq, count, &upto)
+        else:
+            status = segment_check(&self.segment, first_seq, count, &upto)
+        return status, upto
+
+    def entry(self, uint64_t seq):
+        """(ts, bytes, flags, position) of a seq, its block verified. Raises SegmentError."""
+        cdef uint64_t upto = 0
+        cdef const index_entry *entry
+        self.inside(seq, 1)
+        if segment_check_index(&self.segment, seq, 1, &upto) != SEGMENT_OK:
+            raise SegmentError(SEGMENT_BAD_INDEX)
+        entry = segment_entry(&self.segment, seq)
+        return entry.ts, entry.bytes, entry.flags, entry.position & POSITION_MASK
+
+    def record(self, uint64_t seq):
+        """(record entry's bytes, deleted by the flag byte), or None for a hole and what was deleted before it was sealed. Raises SegmentError."""
+        cdef const index_entry *entry
+        cdef const record_entry *record
+        status, _ = self.check(seq, 1)
+        if status != SEGMENT_OK:
+            raise SegmentError(status)
+        entry = segment_entry(&self.segment, seq)
+        if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+            return None
+        record = segment_record_at(&self.segment, entry)
+        return (<const uint8_t *>record)[:entry_bytes(record)], segment_is_deleted(&self.segment, entry)
+
+    def flag_offset(self, uint64_t seq):
+        """Offset in the data part of a record's flag byte. Raises SegmentError."""
+        if self.record(seq) is None:
+            raise KeyError(seq)
+        return segment_flag_offset(&self.segment, segment_entry(&self.segment, seq))
+
+    def lower_bound_ts(self, uint64_t from_seq, uint64_t ts):
+        """First seq >= from_seq with a time at or above `ts`, last_seq + 1 when there is none. Raises SegmentError."""
+        cdef uint64_t seq = 0
+        if segment_lower_bound_ts(&self.segment, from_seq, ts, &seq) != SEGMENT_OK:
+            raise SegmentError(SEGMENT_BAD_INDEX)
+        return seq
+
+    def find_tags(self, const uint8_t[::1] tag, bint prefix=False):
+        """The tags that are equal to `tag` or begin with it, each with its seqs: {tag: [seq]}. Raises SegmentError."""
+        cdef TagRange found
+        cdef uint32_t row, number, bytes = 0, count = 0
+        cdef const uint8_t *text
+        cdef const uint32_t *postings
+        cdef uint8_t nothing = 0
+        cdef dict out = {}
+        if segment_tags_find(&self.segment, &tag[0] if len(tag) else &nothing, len(tag), prefix, &found) != SEGMENT_OK:
+            raise SegmentError(SEGMENT_BAD_TAGS)
+        for row in range(found.first, found.end):
+            text = segment_tag_text(&self.segment, row, &bytes)
+            postings = segment_tag_postings(&self.segment, row, &count)
+            out[text[:bytes]] = [self.segment.first_seq + postings[number] for number in range(count)]
+        return out
