@@ -20,7 +20,7 @@ def run(monkeypatch):
         async def main():
             house = House(**settings)
             try:
-                return await asyncio.wait_for(test(house), 20)
+                return await asyncio.wait_for(test(house), 100)
             finally:
                 house.close()
 

@@ -15,7 +15,7 @@ JSON = b"Content-Type: application/json"
 BODY = b'{"records":[{"data":1}]}'
 APPEND = request(b"POST", b"/v0/topics/t", JSON, body=BODY)
 READ = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":0}')
-POLL = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":300}')
+POLL = request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":2000}')
 STATE = request(b"GET", b"/v0/topics/t")
 OTHER = request(b"GET", b"/v0/health")
 
@@ -168,6 +168,7 @@ def test_a_key_reaches_its_prefixes_and_scopes_and_everything_else_is_falcons_to
     house.close()
 
 
+@pytest.mark.slow
 def test_a_poll_ends_with_its_time_and_with_a_wake_up_for_something(house):
     client = house.connect()
     client.send(POLL + STATE)

@@ -69,7 +69,7 @@ class InFlight:
             self.now -= 1
             self.cut += cut
 
-    def wait_for(self, count: int, within_s: float) -> int:
+    def wait_for(self, count: int, within_s: float = 60.0) -> int:
         """Return the number in flight as soon as it is at least `count`, or whatever it is when time is up."""
         deadline = time.monotonic() + within_s
         while (now := self.now) < count and time.monotonic() < deadline:
@@ -80,7 +80,7 @@ class InFlight:
 class Line:
     """One connection that is kept open, and opened again after it was cut. One thread at a time."""
 
-    def __init__(self, address: Callable[[], Address], timeout_s: float = 40.0, counter: InFlight | None = None) -> None:
+    def __init__(self, address: Callable[[], Address], timeout_s: float = 100.0, counter: InFlight | None = None) -> None:
         self._address, self._timeout_s, self._counter = address, timeout_s, counter
         self._socket: socket.socket | None = None
         self._left = b""

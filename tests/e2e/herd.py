@@ -176,7 +176,7 @@ class Herd:
                 ledger.delete_before(before)
             ledger.trims.clear()
         heads = {topic: self.head(topic) for topic in self.ledgers}
-        done = eventually(lambda: self.tail_gate.failures or all(seen.position >= heads[seen.topic] for seen in self.tails), 20.0)
+        done = eventually(lambda: self.tail_gate.failures or all(seen.position >= heads[seen.topic] for seen in self.tails))
         self.tail_gate.raise_failures()
         assert done, f"tails stand behind {heads}: {[(seen.topic, seen.position) for seen in self.tails]}"
         self.tail_gate.close()

@@ -243,7 +243,7 @@ class FrontHouse:
 
     def poll_time_is_up(self) -> None:
         """Fire the polls' timer once their time is over."""
-        time.sleep(0.302)  # above the wait of the tests' polls, which is long enough not to pass by itself on a busy machine
+        time.sleep(2.002)  # above the wait of the tests' polls, which is long enough not to pass by itself on a busy machine
         self.hub.polls_due()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+PATIENCE_S = 60.0  # how long a bug may take to fail a test; a busy machine must not
 SERVE = [str(Path(sys.executable).with_name("topicsd")), "serve"]
 
 
@@ -37,7 +38,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     @property
     def log(self) -> str:
@@ -53,7 +54,7 @@ class Server:
         self.until(lambda: self.port_file.exists() and self.ask("GET", "/v0/ready")[0] == 200)
         return self
 
-    def until(self, check: Any, within_s: float = 20.0) -> None:
+    def until(self, check: Any, within_s: float = PATIENCE_S) -> None:
         """Wait until `check` says true; what it raises of the network counts as false."""
         deadline = time.monotonic() + within_s
         while True:
@@ -65,7 +66,7 @@ class Server:
             time.sleep(0.01)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, 20)
+        return socket.create_connection(self.address, PATIENCE_S)
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Send one request on a connection of its own; return status and body."""
@@ -88,11 +89,11 @@ class Server:
             return [pid for pid in pids if not any(pid in each for each in named.values())]
         return [pid for pid in pids if not what or pid in named[what]]
 
-    def stop(self, whole_group: bool = False, within_s: float = 20.0) -> int:
+    def stop(self, whole_group: bool = False, within_s: float = PATIENCE_S) -> int:
         """Send SIGTERM; return the exit status once no process of the group is left."""
         (os.killpg if whole_group else os.kill)(self.process.pid, signal.SIGTERM)
         status = self.process.wait(within_s)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while alive(self.process.pid):
             assert time.monotonic() < deadline, "children are left"
             time.sleep(0.01)

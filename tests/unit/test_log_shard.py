@@ -43,7 +43,7 @@ def shown(directory: Path) -> list[int]:
     return [seq for seq, _, _ in payloads(log_walk.read(directory)[1])]
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for another thread; the time is only how long a bug may take to fail the test."""
     end = time.monotonic() + seconds
     while not condition():

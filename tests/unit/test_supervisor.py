@@ -42,7 +42,7 @@ def test_sigterm_ends_workers_first_and_the_writer_last_and_idle_connections_do_
     with serve(tmp_path, TOPICS_LOG_LEVEL="debug").ready() as server, server.connect() as line:
         line.sendall(request("GET", "/v0/health"))
         assert answer(line)[0] == 200
-        assert server.stop(whole_group, within_s=8) == 0
+        assert server.stop(whole_group) == 0
         assert line.recv(1) == b""
         assert server.log.index("Worker exiting") < server.log.index("writer ends")
         assert "killed" not in server.log
@@ -55,16 +55,16 @@ def test_a_dead_writer_keeper_or_worker_is_replaced(tmp_path):
             os.kill(old, signal.SIGKILL)
             server.until(lambda what=what, old=old: server.children(what) not in ([], [old]))
             server.until(lambda: server.ask("GET", "/v0/ready")[0] == 200)
-        assert server.stop(within_s=8) == 0
+        assert server.stop() == 0
 
 
 def test_a_dead_arbiter_takes_everyone_with_it(tmp_path):
     with serve(tmp_path).ready() as server:
         server.process.kill()
-        server.process.wait(5)
+        server.process.wait()
         from fakes.server import alive
 
-        for _ in range(500):
+        for _ in range(6000):
             if not alive(server.process.pid):
                 return
             signal.sigtimedwait([], 0.01)
@@ -74,7 +74,7 @@ def test_a_dead_arbiter_takes_everyone_with_it(tmp_path):
 @pytest.mark.parametrize("mode, status, word", [("locked", 3, "in use"), ("format", 4, "cannot be read"), ("hopeless", 1, "in a row")])
 def test_a_writer_that_can_never_serve_ends_the_server(tmp_path, mode, status, word):
     with serve(tmp_path, mode) as server:
-        assert server.process.wait(30) == status
+        assert server.process.wait(100) == status
         assert word in server.log
 
 
