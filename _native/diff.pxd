@@ -60,6 +60,7 @@ cdef struct Page:                      # one diff in the making; in memory, so t
     Floors floors
     Tombstone tombstone
     uint64_t cursor                    # last seq examined
+    uint64_t end                       # last seq that the page may reach
     uint64_t matched, scanned, payload
     uint64_t limit, scanned_max, payload_max
     uint64_t reading                   # the record that is being read

@@ -171,9 +171,9 @@ cdef int _fill(void *argument) noexcept nogil:
     cdef int status, step = STEP_ON
     cdef uint32_t number, count
     cdef uint64_t first
-    while step != STEP_END and page.cursor < page.floors.head:
+    while step != STEP_END and page.cursor < page.end:
         first = page.cursor + 1
-        count = <uint32_t>min(page.floors.head - page.cursor, <uint64_t>PAGE_ENTRIES)
+        count = <uint32_t>min(page.end - page.cursor, <uint64_t>PAGE_ENTRIES)
         count = <uint32_t>min(<uint64_t>count, max(page.limit - page.matched, <uint64_t>16))    # a small page copies few entries
         if view_entries(page.reader.regions, &page.view, first, count, page.entries) != 0:
             return READ_STALE
@@ -222,6 +222,7 @@ cdef int _begin(Page *page, uint32_t slot, uint64_t topic_id, uint64_t now_ms) n
         page.tombstone.gap_to = floors.evict_floor - 1
         page.tombstone.reason = loss_reason_of(floors, from_seq + 1)
     page.cursor = max(from_seq, floors.earliest - 1)
+    page.end = min(floors.head, request.upto_seq) if request.upto_seq else floors.head
     page.filter_nodes = request.node_count != 0 and page.view.config.flags & TOPIC_DEDUPE_NODE
     page.matched = page.scanned = page.payload = 0
     page.ephemeral_first = 0

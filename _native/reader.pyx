@@ -11,12 +11,19 @@ import orjson
 
 from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64, load_relaxed_64
 from topicsd._native.diff cimport DiffResult, diff, reader_free, reader_init
-from topicsd._native.layout cimport CLASS_FSYNC, NO_SLOT
+from topicsd._native.index cimport view_entries, view_lower_bound_ts
+from topicsd._native.layout cimport CLASS_FSYNC, INDEX_DELETED, INDEX_HOLE, NO_SLOT, index_entry
 from topicsd._native.maps cimport maps_drop_retired
+from topicsd._native.regions cimport Regions
 from topicsd._native.render cimport CONFIG_BYTES_MAX, buffer_free, buffer_shrink, put_config
 from topicsd._native.scan cimport Diff
-from topicsd._native.state cimport READ_GONE, READ_IO, READ_MEMORY, READ_OK, State, read_state, render_state, touch_topic
-from topicsd._native.table cimport table_find
+from topicsd._native.state cimport (
+    READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, READ_STALE, STATE_TRIES, State, read_state, render_state, touch_topic,
+)
+from topicsd._native.table cimport table_find, view_still
+
+cdef enum:
+    TALLY_ENTRIES = 64
 
 
 class Gone(LookupError):
@@ -43,6 +50,54 @@ cdef object _refusal(int status, uint64_t seq):
     if status == READ_MEMORY:
         return MemoryError()
     return Busy("the topic cannot be read right now")
+
+
+cdef struct Tally:
+    uint64_t records, bytes, oldest_ms
+
+
+cdef int tally_after(const Regions *regions, uint32_t slot, uint64_t topic_id, uint64_t seq, uint64_t now_ms, Tally *out) noexcept nogil:
+    """Sum up what is live above a seq, from the nearer end: all of it is known without a look."""
+    cdef State state
+    cdef index_entry entries[TALLY_ENTRIES]
+    cdef uint64_t at, end, records, size, oldest_ms
+    cdef uint32_t number, count
+    cdef bint behind, stale
+    cdef int status
+    for _ in range(STATE_TRIES):
+        status = read_state(regions, slot, now_ms, &state)
+        if status != READ_OK:
+            return status
+        if topic_id and state.view.topic_id != topic_id:
+            return READ_GONE
+        seq = max(seq, state.floors.earliest - 1)
+        behind = seq - (state.floors.earliest - 1) < state.floors.head - min(seq, state.floors.head)    # the settled part is the smaller one
+        at, end = (state.floors.earliest, seq) if behind else (seq + 1, state.floors.head)
+        records = size = oldest_ms = 0
+        stale = False
+        while at <= end and not stale:
+            count = <uint32_t>min(end + 1 - at, <uint64_t>TALLY_ENTRIES)
+            stale = view_entries(regions, &state.view, at, count, entries) != 0
+            for number in range(0 if stale else count):
+                if not entries[number].flags & (INDEX_HOLE | INDEX_DELETED):
+                    records += 1
+                    size += entries[number].bytes
+            at += count
+        out.records = state.count - min(records, state.count) if behind else records
+        out.bytes = state.bytes - min(size, state.bytes) if behind else size
+        at = seq + 1
+        while at <= state.floors.head and not stale and not oldest_ms and out.records:
+            count = <uint32_t>min(state.floors.head + 1 - at, <uint64_t>TALLY_ENTRIES)
+            stale = view_entries(regions, &state.view, at, count, entries) != 0
+            for number in range(0 if stale else count):
+                if not entries[number].flags & (INDEX_HOLE | INDEX_DELETED):
+                    oldest_ms = entries[number].ts
+                    break
+            at += count
+        out.oldest_ms = oldest_ms
+        if not stale and view_still(regions, slot, &state.view):
+            return READ_OK
+    return READ_BUSY
 
 
 cdef class Reader:
@@ -99,6 +154,55 @@ cdef class Reader:
             buffer_shrink(&self.out)
             buffer_shrink(&self.core.scratch)
             self.busy = False
+
+    def diff_range(self, uint32_t slot, Diff request not None, uint64_t first, uint64_t last, uint64_t now_ms, uint64_t started_ns=0,
+                   uint64_t topic_id=0):
+        """Return (JSON body, whether it holds a record or a tombstone, cursor) of the page of first..last, as `diff` renders it.
+
+        The cursor stands below `last` where the page was full before. Raises Gone, Busy, IoError.
+        """
+        cdef DiffResult result
+        cdef int status
+        if self.busy:
+            raise RuntimeError("a Reader belongs to one thread")
+        self.busy = True
+        try:
+            self.out.used = 0
+            request.request.from_seq, request.request.upto_seq = first - 1, last
+            with nogil:
+                status = diff(&self.core, slot, topic_id, &request.request, now_ms, started_ns, &self.out, &result)
+            if status != READ_OK:
+                raise _refusal(status, result.failed_seq)
+            told = result.matched != 0 or result.tombstone != 0
+            return PyBytes_FromStringAndSize(<char *>self.out.bytes, self.out.used), told, result.next_seq
+        finally:
+            buffer_shrink(&self.out)
+            buffer_shrink(&self.core.scratch)
+            self.busy = False
+
+    def live_after(self, uint32_t slot, uint64_t seq, uint64_t now_ms, uint64_t topic_id=0):
+        """Return (live records above a seq, their bytes, `ts` of the oldest or 0). Raises Gone, Busy."""
+        cdef Tally tally
+        cdef int status
+        if slot >= self.shared.r.topics_max:
+            raise Gone("no such topic")
+        with nogil:
+            status = tally_after(&self.shared.r, slot, topic_id, seq, now_ms, &tally)
+        if status != READ_OK:
+            raise _refusal(status, 0)
+        return tally.records, tally.bytes, tally.oldest_ms
+
+    def seq_at(self, uint32_t slot, uint64_t ts, uint64_t now_ms):
+        """Return the first seq, of those retained, whose record is not older than `ts`; head + 1 where all are. Raises Gone, Busy."""
+        cdef State state
+        cdef int status = READ_GONE
+        cdef uint64_t seq = 0
+        for _ in range(STATE_TRIES):
+            self.read(slot, now_ms, &state)
+            seq = min(view_lower_bound_ts(&self.shared.r, &state.view, state.floors.earliest, ts), state.floors.head + 1)
+            if view_still(&self.shared.r, slot, &state.view):
+                return max(seq, state.floors.earliest)
+        raise _refusal(READ_STALE, 0)
 
     def state(self, uint32_t slot, uint64_t now_ms, bint touch=True, uint64_t started_ns=0):
         """Return the JSON body of a topic's state, after moving its read clock when `touch`. A §1.2. Raises Gone, Busy."""

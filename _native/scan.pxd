@@ -100,6 +100,7 @@ cdef extern from "scan_impl.h" nogil:
         uint64_t from_ts
         uint64_t epoch
         uint64_t max_batch_bytes
+        uint64_t upto_seq
         uint32_t limit
         uint32_t wait_ms
         uint8_t include_tags

@@ -95,6 +95,7 @@ struct text_span { /* canonical text in `arena` */
 
 struct diff_request {
     uint64_t from_seq, from_ts, epoch, max_batch_bytes;
+    uint64_t upto_seq;           /* not of a body: a page goes no further; 0: up to the head */
     uint32_t limit, wait_ms;     /* 0: absent or 0; larger numbers are clamped to 2^32 - 1 */
     uint8_t include_tags, include_meta, include_data;
     uint8_t has_from_ts, has_epoch;

@@ -12,7 +12,7 @@ import structlog
 from topicsd import errors
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import later, metrics, probes, queries, records, topics
+from topicsd.api import groups, later, metrics, probes, queries, records, topics
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
 from topicsd.api.gate import EXCHANGE, Gate
@@ -36,6 +36,7 @@ def make_falcon(context: Context) -> Any:
         "/v0/ready": probes.Ready(context),
         "/readyz": probes.Ready(context),
         "/v0/metrics": metrics.Metrics(context),
+        **groups.routes(context),
         **later.routes(context),
     }.items():
         app.add_route(path, route)

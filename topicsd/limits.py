@@ -84,3 +84,13 @@ KEEPALIVE_S = 75  # longer than the usual proxy's 60: the client closes first
 BACKLOG = 2048
 RESTART_BACKOFF_S_MAX = 1.0  # between two starts of a writer or keeper that keeps dying; the first restart is at once
 WRITER_STARTS_MAX = 20  # deaths in a row without getting ready; then the server gives up rather than loop for ever
+
+# --- consumer groups ---------------------------------------------------------------------------------------------------------
+CONSUME_LIMIT = 100  # records of one consume (K)
+CONSUME_TIMEOUT_S, CONSUME_TIMEOUT_S_MAX = 30, 300  # of a consume that waits (K)
+VISIBILITY_MS, VISIBILITY_MS_MAX = 60_000, 43_200_000
+CONSUMER_BYTES_MAX = 256
+GROUPS_A_TOPIC_MAX = 1_000
+GROUPS_PAGE_MAX = 100  # each line of a list costs a look at the topic's index
+LEASES_A_GROUP_MAX = 10_000
+GROUP_LEASES_SHOWN_MAX = 1_000

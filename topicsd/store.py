@@ -113,6 +113,7 @@ class Store:
             progress((number + 1) / len(self.shards))
         self.sequencer.set_replaying(False)
         self.sequencer.settle_windows()
+        self.engine.groups.settle_clock()
         found_boot = reports[0].boot_id
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))

@@ -10,6 +10,7 @@ from typing import Any
 from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
+from topicsd.engine.groups import Groups
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
 
@@ -54,12 +55,14 @@ class Engine:
         self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
         self.timed_members: set[tuple[int, int]] = set()
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
+        self.groups = Groups(self)
         self._reserve_ids = reserve_ids
         self._commands: dict[str, Callable[[Json], Answer | None]] = {
             "topic.put": self._put,
             "topic.delete": self._delete_topic,
             "records.delete": self._delete_records,
             "records.append": self._append,
+            **self.groups.commands(),
         }
 
     # ---- the door ------------------------------------------------------------------------------------------------------------
@@ -158,6 +161,7 @@ class Engine:
     def remove(self, slot: int) -> None:
         """Take a topic out of the table and wake whoever waits for it."""
         self.floors.pop(slot, None)
+        self.groups.forget(self.sequencer.topic(slot)["topic_id"])
         self.sequencer.remove(slot)
         self.sequencer.wake(slot)
 

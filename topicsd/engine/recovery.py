@@ -76,6 +76,7 @@ class Replayer:
             frames.FLOOR: self._floor,
             frames.CEILING: self._ceiling,
             frames.HOLE: self._hole,
+            frames.GROUP: self._group,
         }
 
     def __call__(self, frame_type: int, shard: int, topic_id: int, base_seq: int, body: bytes, position: int) -> None:
@@ -133,6 +134,9 @@ class Replayer:
         _first_seq, last_seq, reason = frames.parse_hole(body)
         self.sequencer.leave_hole(slot, last_seq, reason)
         self.sequencer.set_last_position(slot, position)
+
+    def _group(self, _slot: int, topic_id: int, _base_seq: int, body: bytes, _position: int) -> None:
+        self.engine.groups.replay(topic_id, body)
 
 
 def plan_for(state: State) -> Plan:

@@ -1,0 +1,289 @@
+"""Consumer groups of all log topics: commands, frames, replay (K; CLARIFICATIONS, Consumer groups).
+
+A group's state is the sum of its FRAME_GROUP frames. Each is written before it is applied and says what came of the command, so replay needs
+neither the clock of then nor the order of expiries. A lease that has run out is not written: it ends again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from topicsd import limits
+from topicsd.engine import frames
+from topicsd.engine.group import Group, Lease
+from topicsd.errors import ClientError, Invalid, NotFound, Throttled, TopicNotFound
+
+if TYPE_CHECKING:
+    from topicsd.engine.engine import Answer, Engine
+
+Json = dict[str, Any]
+
+
+class Groups:
+    """Own the groups, by topic id and name. One thread, the writer's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.by_topic: dict[int, dict[str, Group]] = {}
+        self.newest_ms = 0  # wall clock of the newest frame of replay
+
+    def commands(self) -> dict[str, Callable[[Json], Answer]]:
+        """Return the commands by name."""
+        return {
+            "group.consume": self._consume,
+            "group.release": self._release,
+            "group.ack": self._ack,
+            "group.reset": self._reset,
+            "group.delete": self._delete,
+            "group.show": self._show,
+            "group.list": self._list,
+        }
+
+    def forget(self, topic_id: int) -> None:
+        """Drop the groups of a topic that is gone."""
+        self.by_topic.pop(topic_id, None)
+
+    @property
+    def total(self) -> int:
+        """Return how many groups there are."""
+        return sum(map(len, self.by_topic.values()))
+
+    # ---- consume -----------------------------------------------------------------------------------------------------------------
+
+    def _consume(self, command: Json) -> Answer:
+        """Lease the next range. Answers `range: null` when there is none, with the ms until a lease ends."""
+        slot, topic = self._log_topic(command)
+        group = self._groups_of(topic).get(command["group"])
+        if command.get("epoch") is not None and command["epoch"] != topic["topic_id"]:
+            raise TopicNotFound(command["topic"])  # it was deleted, and made again, while its consumer waited
+        created = group is None
+        if group is None:
+            group = self._create(command, topic)
+        now_ms = self.engine.clock.mono_ms()
+        group.expire(now_ms)
+        grant = group.grantable(topic["earliest"], topic["head"], command["limit"])
+        body: Json = {"epoch": topic["topic_id"], "committed_offset": group.committed, "created": created, "range": None}
+        if grant is None:
+            body["wait_ms"] = max(group.soonest_ms - now_ms, 0) if len(group.leases) else None
+        else:
+            if len(group.leases) >= limits.LEASES_A_GROUP_MAX:
+                raise Throttled("max_group_leases", limits.LEASES_A_GROUP_MAX)
+            event = {"k": "lease", "f": grant.first, "l": grant.last, "d": grant.deliveries, "v": command["visibility_ms"], "o": command["consumer"]}
+            self._log(topic, command["group"], event)
+            self._apply(group, event, now_ms)
+            body["range"] = [grant.first, grant.last]
+            body["deliveries"] = grant.deliveries
+            body["has_more"] = group.grantable(topic["earliest"], topic["head"], 1) is not None
+        return self._answer(body, slot if created else None)
+
+    def _create(self, command: Json, topic: Json) -> Group:
+        groups = self._groups_of(topic)
+        if len(groups) >= limits.GROUPS_A_TOPIC_MAX:
+            raise Throttled("max_groups", limits.GROUPS_A_TOPIC_MAX)
+        return self._begin(topic, command["group"], self._position(command["start"], topic, "start"))
+
+    def _begin(self, topic: Json, name: str, committed: int) -> Group:
+        event = {"k": "new", "c": committed}
+        self._log(topic, name, event)
+        group = Group(committed, self.engine.clock.wall_ms())
+        self.by_topic.setdefault(topic["topic_id"], {})[name] = group
+        return group
+
+    def _position(self, start: object, topic: Json, field: str) -> int:
+        """Return the seq behind which a group begins. `start`: "earliest", "latest", or the first offset to deliver."""
+        if start == "earliest":
+            return int(topic["earliest"]) - 1
+        if start == "latest":
+            return int(topic["head"])
+        offset = int(str(start))
+        if offset > topic["head"] + 1:
+            raise Invalid(field, f"offset {offset} is above the topic's next one, {topic['head'] + 1}", head_seq=topic["head"])
+        return max(offset, 1) - 1
+
+    def _release(self, command: Json) -> Answer:
+        """Give back what of a range a consumer could not be handed (`settle`: it held nothing); its lease must be the very one."""
+        slot, topic = self._log_topic(command)
+        group = self._groups_of(topic).get(command["group"])
+        first, last = command["first"], command["last"]
+        if group is None or command["epoch"] != topic["topic_id"]:
+            return self._answer({})
+        mine = [each for each in group.owned(command["consumer"], last) if each[1] >= first]
+        for each_first, each_last in mine:
+            each_first = max(each_first, first)
+            event: Json = {"k": "settle", "r": [[each_first, each_last]]} if command.get("settle") else {"k": "free", "f": each_first, "l": each_last}
+            self._log(topic, command["group"], event)
+            self._apply(group, event, self.engine.clock.mono_ms())
+        if mine and not command.get("settle"):
+            self.engine.sequencer.wake(slot)
+        return self._answer({"committed_offset": group.committed})
+
+    # ---- ack, reset, delete --------------------------------------------------------------------------------------------------------
+
+    def _ack(self, command: Json) -> Answer:
+        """Settle up to an offset: all, or what one consumer has leased. Never takes anything back."""
+        slot, topic = self._log_topic(command)
+        group = self._existing(command, topic)
+        upto = command["upto_offset"]
+        if upto > topic["head"]:
+            raise Invalid("upto_offset", f"offset {upto} is past the topic's last one, {topic['head']}", head_seq=topic["head"])
+        now_ms = self.engine.clock.mono_ms()
+        group.expire(now_ms)
+        if command["consumer"] is None:
+            ranges = [(group.committed + 1, upto)] if upto > group.committed else []
+        else:
+            ranges = group.owned(command["consumer"], upto)
+        before = group.committed
+        if ranges:
+            event = {"k": "settle", "r": [list(each) for each in ranges]}
+            self._log(topic, command["group"], event)
+            self._apply(group, event, now_ms)
+        settled = sum(last - first + 1 for first, last in ranges)
+        body = {"acknowledged_offset": group.committed, "settled": settled, "moved": group.committed - before}
+        return self._answer(body, slot if ranges and self.engine.sequencer.is_fsync(slot) else None)
+
+    def _reset(self, command: Json) -> Answer:
+        slot, topic = self._log_topic(command)
+        committed = self._position_at(command, slot, topic)
+        group = self._groups_of(topic).get(command["group"])
+        if group is None:
+            self._create({**command, "start": committed + 1}, topic)
+        else:
+            event = {"k": "reset", "c": committed}
+            self._log(topic, command["group"], event)
+            self._apply(group, event, self.engine.clock.mono_ms())
+        self.engine.sequencer.wake(slot)
+        return self._answer({"committed_offset": committed}, slot)
+
+    def _position_at(self, command: Json, slot: int, topic: Json) -> int:
+        if command.get("committed") is not None:  # from a timestamp: the worker has looked it up
+            return min(int(command["committed"]), int(topic["head"]))
+        return self._position(command["to"], topic, "to")
+
+    def _delete(self, command: Json) -> Answer:
+        slot, topic = self._log_topic(command)
+        if command["group"] not in self._groups_of(topic):
+            return self._answer({"deleted": False})
+        self._log(topic, command["group"], {"k": "drop"})
+        del self.by_topic[topic["topic_id"]][command["group"]]
+        self.engine.sequencer.wake(slot)
+        return self._answer({"deleted": True}, slot)
+
+    # ---- show ------------------------------------------------------------------------------------------------------------------------
+
+    def _show(self, command: Json) -> Answer:
+        _slot, topic = self._log_topic(command)
+        group = self._existing(command, topic)
+        now_ms = self.engine.clock.mono_ms()
+        group.expire(now_ms)
+        leases = [
+            {"consumer_id": lease.consumer or None, "first_offset": first, "last_offset": last, "expires_in_ms": lease.deadline_ms - now_ms,
+             "deliveries": lease.deliveries}
+            for (first, last, lease), _ in zip(group.leases, range(command["leases_max"]), strict=False)
+        ]  # fmt: skip
+        return self._answer({**self._summary(command["group"], group, topic), "leases": leases})
+
+    def _list(self, command: Json) -> Answer:
+        _slot, topic = self._log_topic(command)
+        groups = self._groups_of(topic)
+        names = sorted(name for name in groups if command["after"] is None or name > command["after"])
+        page = names[: command["page_size"]]
+        now_ms = self.engine.clock.mono_ms()
+        for name in page:
+            groups[name].expire(now_ms)
+        body = {"groups": [self._summary(name, groups[name], topic) for name in page], "more": len(names) > len(page)}
+        return self._answer(body)
+
+    def _summary(self, name: str, group: Group, topic: Json) -> Json:
+        return {
+            "group": name,
+            "partition_id": 0,
+            "epoch": topic["topic_id"],
+            "committed_offset": group.committed,
+            "next_offset": group.next_seq,
+            "head_seq": topic["head"],
+            "leased": group.leases.total,
+            "to_redeliver": group.free.total,
+            "created_ts": group.created_ms,
+            "updated_ts": group.updated_ms,
+        }
+
+    # ---- frames ----------------------------------------------------------------------------------------------------------------------
+
+    def _log(self, topic: Json, name: str, event: Json) -> None:
+        event |= {"g": name, "p": 0, "t": self.engine.clock.wall_ms()}
+        # An ack frees nothing by itself, but a full disk must not keep consumers from being done with what they have.
+        privileged = event["k"] in ("settle", "drop", "free")
+        body = frames.json_body(event)
+        self.engine.sequencer.log_frame(topic["shard"], frames.GROUP, 0, topic["topic_id"], topic["head"], event["t"], body, privileged)
+
+    def _apply(self, group: Group, event: Json, mono_ms: int, age_ms: int = 0) -> None:
+        group.updated_ms = event["t"]
+        match event["k"]:
+            case "lease":
+                left_ms = max(event["v"] - age_ms, 0)
+                group.lease(event["f"], event["l"], Lease(event["o"], mono_ms + left_ms, event["d"]))
+            case "settle":
+                for first, last in event["r"]:
+                    group.settle(first, last)
+            case "free":
+                group.release(event["f"], event["l"])
+            case "reset":
+                group.reset(event["c"])
+
+    def replay(self, topic_id: int, body: bytes) -> None:
+        """Apply a frame of the log. Ages are counted on the wall clock; `settle_clock` mends them when it has stepped back."""
+        event = frames.parse_json(body)
+        groups = self.by_topic.setdefault(topic_id, {})
+        name = event["g"]
+        self.newest_ms = max(self.newest_ms, event["t"])
+        if event["k"] == "new":
+            groups[name] = Group(event["c"], event["t"])
+        elif event["k"] == "drop":
+            groups.pop(name, None)
+        elif name in groups:
+            self._apply(groups[name], event, self.engine.clock.mono_ms(), self.engine.clock.wall_ms() - event["t"])
+
+    def settle_clock(self) -> None:
+        """After replay: no step of the wall clock lengthens a lease. What is newer than now is as old as the newest frame says."""
+        ahead_ms = self.newest_ms - self.engine.clock.wall_ms()
+        if ahead_ms <= 0:
+            return
+        for group in self._all():
+            leases = [(first, last, lease) for first, last, lease in group.leases]
+            for first, last, lease in leases:
+                group.lease(first, last, lease._replace(deadline_ms=lease.deadline_ms - ahead_ms))
+
+    # ---- help ------------------------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[Group]:
+        for groups in self.by_topic.values():
+            yield from groups.values()
+
+    def _groups_of(self, topic: Json) -> dict[str, Group]:
+        return self.by_topic.get(topic["topic_id"], {})
+
+    def _existing(self, command: Json, topic: Json) -> Group:
+        group = self._groups_of(topic).get(command["group"])
+        if group is None:
+            raise NotFound(f'topic "{command["topic"]}" has no group "{command["group"]}"', {"topic": command["topic"], "group": command["group"]})
+        return group
+
+    def _log_topic(self, command: Json) -> tuple[int, Json]:
+        """Find the topic, with nothing of it in flight. Raises TopicNotFound, ClientError for a queue."""
+        sequencer = self.engine.sequencer
+        slot = sequencer.find(command["topic"].encode())
+        if slot is None:
+            raise TopicNotFound(command["topic"])
+        if sequencer.config(slot)["type"] != "log":
+            raise ClientError(
+                f'topic "{command["topic"]}" is a queue: it is worked off by claims, not by groups',
+                {"topic": command["topic"]}, code="topic_exists_incompatible",
+            )  # fmt: skip
+        self.engine.settle_time(slot)
+        return slot, sequencer.topic(slot)
+
+    def _answer(self, body: Json, wait_slot: int | None = None) -> Answer:
+        from topicsd.engine.engine import Answer
+
+        return Answer(body, wait_slot)
