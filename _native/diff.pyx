@@ -222,7 +222,6 @@ cdef int _begin(Page *page, uint32_t slot, uint64_t topic_id, uint64_t now_ms) n
         page.tombstone.gap_to = floors.evict_floor - 1
         page.tombstone.reason = loss_reason_of(floors, from_seq + 1)
     page.cursor = max(from_seq, floors.earliest - 1)
-    page.end = min(floors.head, request.upto_seq) if request.upto_seq else floors.head
     page.filter_nodes = request.node_count != 0 and page.view.config.flags & TOPIC_DEDUPE_NODE
     page.matched = page.scanned = page.payload = 0
     page.ephemeral_first = 0
@@ -296,6 +295,7 @@ cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const 
         if status != READ_OK:
             return status
         page.floors.head = min(page.floors.head, max(head_max, page.cursor))
+        page.end = min(page.floors.head, request.upto_seq) if request.upto_seq else page.floors.head
         status = _head_of_page(page) if page.whole else READ_OK
         page.whole_used = out.used
         if status == READ_OK:
