@@ -195,7 +195,6 @@ cdef class Reader:
     def seq_at(self, uint32_t slot, uint64_t ts, uint64_t now_ms):
         """Return the first seq, of those retained, whose record is not older than `ts`; head + 1 where all are. Raises Gone, Busy."""
         cdef State state
-        cdef int status = READ_GONE
         cdef uint64_t seq = 0
         for _ in range(STATE_TRIES):
             self.read(slot, now_ms, &state)
