@@ -2,6 +2,9 @@ import os
 
 from topicsd._native.regions import Shared
 
+def install_guard() -> None:
+    """Have faults inside guarded calls answered with an error in a process that has no MapCache and no Reader. Raises OSError."""
+
 class MapCache:
     def __init__(self, shared: Shared, data_dir: str | os.PathLike[str], count_max: int = 4096) -> None: ...
     def __len__(self) -> int: ...

@@ -196,6 +196,13 @@ cdef int guarded_copy(void *destination, const void *source, uint64_t bytes) noe
     return maps_guarded_call(<maps_guarded>_copy, &copy)
 
 
+def install_guard():
+    """Have faults inside guarded calls answered with an error in a process that has no MapCache and no Reader. Raises OSError."""
+    cdef int failure = maps_guard_install()
+    if failure != 0:
+        raise OSError(-failure, os.strerror(-failure))
+
+
 cdef class MapCache:
     """Read log files by position through the maps that a Reader uses."""
 

@@ -23,6 +23,7 @@ from topicsd._native.segment cimport (
 from topicsd._native.segment_pack cimport PackBuilder, pack_abort, pack_begin, pack_builder_free, pack_builder_new, pack_enter, pack_finish
 from topicsd._native.segment_sink cimport Sink, sink_close, sink_end, sink_open, sink_patch, sink_put, sink_reserve
 from topicsd._native.segment_tags cimport array_grow, tag_table_add, tag_table_bytes, tag_table_clear, tag_table_free, tag_table_lay
+from topicsd._native.maps import install_guard
 from topicsd._native.segment import SegmentError
 
 cdef enum:
@@ -553,6 +554,7 @@ cdef class Writer:
     def __cinit__(self, folder, FileSystem files=None):
         self.folder = folder
         self.files = files if files is not None else FileSystem()
+        install_guard()
         self.builder = segment_builder_new()
         self.pack = pack_builder_new()
         if self.builder == NULL or self.pack == NULL:

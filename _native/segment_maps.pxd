@@ -6,6 +6,8 @@
 # most count_max maps, the least recently used go first. A map that was handed out since the last `segment_maps_turn` is never dropped, so that
 # the pointers of one read stay good; segment files are immutable but for flag bytes, and never shrink while a process may have them mapped.
 #
+# Whoever uses this from C has called maps_init (maps.pxd) once in the process: it installs the guard.
+#
 # Owner: one thread. Nothing is shared.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

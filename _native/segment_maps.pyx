@@ -14,6 +14,8 @@ from topicsd._native.hash cimport xxh3_64
 from topicsd._native.maps cimport guarded_copy
 from topicsd._native.segment cimport SEGMENT_MARK_BYTES
 
+from topicsd._native.maps import install_guard
+
 cdef enum:
     PATH_BYTES_MAX = 4352
     ROOM_MIN = 64
@@ -215,6 +217,7 @@ cdef class SegmentMapCache:
 
     def __cinit__(self, uint32_t count_max=4096):
         self.paths = {}
+        install_guard()
         segment_maps_init(&self.maps, count_max, _python_path, <void *>self)
 
     def __dealloc__(self):
