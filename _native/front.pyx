@@ -550,9 +550,19 @@ cdef class Front:
         if self.transport is not None:
             self.transport.abort()
 
+    @property
+    def busy(self):
+        """Whether a request is being served, or an answer waits for its reader."""
+        return self.mode != MODE_LOST and self.mode != MODE_END and (self.mode != MODE_HEAD or self.first != NULL or self.stalled)
+
     def end_if_idle(self):
-        """Close the connection unless a request is being served."""
-        if self.mode == MODE_HEAD and self.first == NULL and not self.stalled:
+        """Close the connection unless a request is being served; half a request is refused, for its rest would come too late."""
+        if self.mode != MODE_HEAD or self.busy:
+            return
+        if self.input.used > self.input_at:
+            self.hub.refresh()
+            self.say(self.hub.refusals.draining())
+        else:
             self.transport.close()
 
     def check(self):

@@ -61,12 +61,14 @@ class Keyring:
     def parse(cls, text: str) -> Keyring:
         """Read `key[:scopes[:prefixes]]` entries, separated by commas.
 
-        Raises SettingsError, which never quotes a secret, for an unknown scope, an empty key or prefix, a key that comes twice, too many
-        keys: the server must not start with rights other than those meant. (A §0.2)
+        An empty text is no keys. Raises SettingsError, which never quotes a secret, for an unknown scope, a blank entry, an empty key or
+        prefix, a key that comes twice, too many keys: the server must not start with rights other than those meant. (A §0.2)
         """
         entries: list[tuple[bytes, Key]] = []
         seen: set[bytes] = set()
-        for place, entry in enumerate((part for part in (part.strip() for part in text.split(",")) if part), start=1):
+        for place, entry in enumerate((part.strip() for part in text.split(",")) if text else (), start=1):
+            if not entry:
+                raise SettingsError(f"TOPICS_API_KEYS: entry {place} is blank: a key is missing, or a comma is too many")
             secret, _, rest = entry.partition(":")
             scopes, _, prefixes = rest.partition(":")
             if not secret:

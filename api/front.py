@@ -59,6 +59,11 @@ class Refusals:
         code = PARSER_CODES.get(status, "internal" if status >= 500 else "invalid_request")
         return _closing(status, errors.ClientError(message, code=code))
 
+    def draining(self) -> bytes:
+        """Render the whole answer to a request that has not come whole before the server ends."""
+        error = errors.ShuttingDown("the server is shutting down")
+        return _closing(503, error, f"Retry-After: {limits.RETRY_AFTER_S}\r\n")
+
     def connections(self, most: int) -> bytes:
         """Render the whole answer to a connection too many."""
         return _closing(503, errors.Throttled("max_connections", most), "Retry-After: 1\r\n")

@@ -115,9 +115,14 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
     def _head_is_late(self) -> None:
         self.end_if_idle()
 
+    @property
+    def busy(self) -> bool:
+        """Tell whether a request is being served."""
+        return self._current_request is not None or bool(self._finishing_calls)
+
     def end_if_idle(self) -> None:
         """Close a connection on which no request is being served."""
-        if self._current_request is None and not self._finishing_calls:
+        if not self.busy:
             self._close_transport()
             if self._request_ready is not None:
                 self._request_ready.set()  # lets its task end now
@@ -232,15 +237,24 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.context.calls.close(loop)
 
     async def _shutdown(self) -> None:
-        """Stop accepting, close idle connections at once, let requests finish; long polls answer with what there is."""
+        """Let the requests that are being served finish, refuse all others by 503, then close; long polls answer with what there is.
+
+        Connections are accepted as long as there is something to wait for: "shutting down" says more than a refused connection.
+        """
         assert self.context is not None
-        for server in self.servers:
-            server.close()
         self.context.draining = True
         self.context.polls.wake(None)
         if self.hub is not None:
             self.hub.end_polls()
         deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000
+        begun = [connection for connection in self.connections if connection.busy]
+        while begun and not self._quick_shutdown and self.loop.time() < deadline:
+            self.notify()
+            await asyncio.sleep(0.01)
+            begun = [connection for connection in begun if connection in self.connections and connection.busy]
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(0.01)  # what has arrived is still told
         while self.connections and not self._quick_shutdown and self.loop.time() < deadline:
             for connection in list(self.connections):
                 connection.end_if_idle()

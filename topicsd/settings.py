@@ -131,13 +131,13 @@ def take_api_keys(environ: MutableMapping[str, str] = os.environ) -> str:
     path = environ.pop(f"{PREFIX}API_KEYS_FILE", "")
     if not path:
         return text
-    if text.strip():
+    if text:
         raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: keep one of them")
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as wrong:
         raise SettingsError(f"TOPICS_API_KEYS_FILE: {path}: {getattr(wrong, 'strerror', None) or 'no UTF-8'}") from None
-    keys = ",".join(line.strip() for line in lines if line.strip())
+    keys = ",".join(line.strip().removesuffix(",") for line in lines if line.strip())
     if not keys:
         raise SettingsError(f"TOPICS_API_KEYS_FILE: {path} is empty")
     return keys

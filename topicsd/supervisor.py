@@ -213,13 +213,17 @@ class Supervisor(Arbiter):  # type: ignore[misc]
 
     def stop(self, graceful: bool = True) -> None:
         """End the workers, then the keeper, at last the writer."""
+        if not self.stopping:
+            log.info("draining", drain_ms=self.settings.drain_ms, graceful=graceful)
         self.stopping = True
         self.shared.draining = True
         self._stop_workers(graceful)
         for child in (self.keeper, self.writer):
             self._end(child)
+        log.info("stopped")
 
     def _stop_workers(self, graceful: bool) -> None:
+        # Workers go on listening on their own descriptors of the same sockets: they say that the server is shutting down.
         for listener in self.LISTENERS:
             listener.close()
         self.LISTENERS = []

@@ -196,6 +196,7 @@ def test_a_second_server_on_the_directory_is_refused_with_the_pid_of_the_first(t
     "env, told",
     [
         ({"TOPICS_API_KEYS": "sesame:reed"}, "reed"),
+        ({"TOPICS_API_KEYS": ","}, "TOPICS_API_KEYS: entry 1 is blank"),
         ({"TOPICS_HOST": "0.0.0.0"}, "TOPICS_ALLOW_INSECURE_NO_AUTH"),
         ({"TOPICS_PORT": "x"}, "TOPICS_PORT"),
         ({"TOPICS_DATA_DIR": "/dev/null/data"}, "TOPICS_DATA_DIR"),
@@ -218,3 +219,43 @@ def test_the_server_bears_few_file_descriptors(tmp_path):
             line.close()
         server.until(lambda: server.write("t", 1)[0] in (200, 201))
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("front", ["native", "falcon"])
+def test_while_the_server_drains_new_requests_are_told_so_and_what_has_begun_is_finished(tmp_path, front):
+    with Server(tmp_path, TOPICS_FRONT=front, TOPICS_DRAIN_MS=60_000).ready() as server:
+        with server.connect() as begun, server.connect() as kept, server.connect() as half:
+            begun.sendall(b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            begun.sendall(b'f\r\n{"records":[{"d')
+            for line in (kept, half):
+                line.sendall(request("GET", "/v0/health"))
+                assert answer(line)[0] == 200
+            half.sendall(b"GET /v0/topics HT")
+            server.until(lambda: b"topics_http_requests_in_flight 2\n" in server.ask("GET", "/v0/metrics")[1])  # that one and this one
+            os.kill(server.process.pid, signal.SIGTERM)
+            server.until(lambda: "'draining'" in server.log)
+
+            for line in (kept, server.connect()):  # a connection from before, and a new one
+                with line:
+                    line.sendall(request("POST", "/v0/topics/t/diff", {}))
+                    head, body = whole(line)
+                    assert head.startswith(b"HTTP/1.1 503 ") and b"\r\nconnection: close" in head.lower() and b"\r\nretry-after: " in head.lower()
+                    assert b'"shutting_down"' in body
+            assert server.ask("GET", "/v0/health")[0] == 200 and server.ask("GET", "/v0/ready")[1]["error"]["code"] == "shutting_down"
+            assert server.process.poll() is None
+
+            begun.sendall(b'\r\nc\r\nata":1    }]\r\n1\r\n}\r\n0\r\n\r\n')
+            assert answer(begun)[0] == 201
+            if front == "native":
+                assert answer(half)[1]["error"]["code"] == "shutting_down"
+        assert server.process.wait(60) == 0
+        assert server.log.index("'draining'") < server.log.index("'stopped'")
+
+
+def whole(line) -> tuple[bytes, bytes]:
+    """Read until the server closes; return head and body."""
+    told = b""
+    while piece := line.recv(65536):
+        told += piece
+    head, _, body = told.partition(b"\r\n\r\n")
+    return head, body

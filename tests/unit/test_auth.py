@@ -52,10 +52,16 @@ def test_more_keys_than_counters_are_refused():
         Keyring.parse(",".join(f"key{n}" for n in range(1025)))
 
 
-def test_empty_entries_are_skipped_and_keys_are_numbered():
-    keyring = Keyring.parse("one, two:read,,three,")
+def test_blank_entries_are_refused_and_never_mean_that_there_are_no_keys():
+    for text in (",", " ", " , ", "one,", ",one", "one,,two", "one, ,two"):
+        with pytest.raises(SettingsError, match="blank"):
+            Keyring.parse(text)
+    assert not Keyring.parse("").enabled
+
+
+def test_keys_are_numbered():
+    keyring = Keyring.parse("one, two:read,three")
     assert [keyring.find(f"Bearer {word}".encode()).index for word in ("one", "two", "three")] == [0, 1, 2]
-    assert not Keyring.parse(" , ").enabled
 
 
 @pytest.mark.parametrize(
