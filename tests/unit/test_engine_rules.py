@@ -110,6 +110,17 @@ def test_a_killed_server_hands_out_no_seq_of_an_ephemeral_topic_twice(engine: Li
     assert engine.append("t", numbers(4))["first_seq"] > last
 
 
+def test_an_ephemeral_topic_that_was_never_written_has_lost_nothing_after_a_kill(engine: Library) -> None:
+    engine.put("made", durability="ephemeral")
+    engine.put("turned", durability="disk")
+    engine.put("turned", durability="ephemeral")
+    engine.kill()
+    for topic in ("made", "turned"):
+        page = engine.diff(topic, 0)
+        assert (engine.state(topic)["head"], page["tombstone"]) == (0, None)
+        assert engine.append(topic, numbers(1))["first_seq"] == 1
+
+
 def test_records_from_an_ephemeral_spell_are_a_hole_among_those_that_stay(engine: Library) -> None:
     engine.put("t", durability="disk")
     engine.append("t", numbers(1, 2))

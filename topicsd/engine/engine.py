@@ -93,15 +93,18 @@ class Engine:
         self.configure(slot, existing, config)
         return Answer({"created": False, **self._shown(slot)}, slot)
 
-    def create(self, name: bytes, config: TopicConfig) -> int:
-        """Log and make a topic; return its slot. Raises Throttled when there are as many as allowed."""
+    def create(self, name: bytes, config: TopicConfig, *, by_write: bool = False) -> int:
+        """Log and make a topic; return its slot. Raises Throttled when there are as many as allowed.
+
+        An ephemeral topic reserves seqs with its first write: what was reserved is told as lost after a kill, so it must not be before.
+        """
         most = self.options.topics_max or self.sequencer.topics_hard_max
         if self.sequencer.topics >= most:
             raise Throttled("max_topics", most)
         config = config.of_type(config.type or "log")
         topic_id = self._take_id()
         shard = topic_id % self.sequencer.shard_total
-        ceiling = 0 if config.durability == "fsync" else CEILING_FIRST
+        ceiling = 0 if config.durability == "fsync" or (config.durability == "ephemeral" and not by_write) else CEILING_FIRST
         body = {"name": name.decode(), "config": config.to_json(), "ceiling": ceiling}
         self.sequencer.log_frame(shard, frames.TOPIC_CREATE, 0, topic_id, 0, self.clock.wall_ms(), frames.json_body(body), False)
         return self.place(name, topic_id, config, shard, ceiling)
@@ -126,7 +129,7 @@ class Engine:
         body = frames.json_body({"config": config.to_json()})
         self.sequencer.log_frame(shard, frames.TOPIC_CONFIG, 0, topic_id, head, now_ms, body, True)
         self.apply_config(slot, config)
-        if config.durability == "fsync" and existing.durability != "fsync":
+        if config.durability in ("fsync", "ephemeral") and config.durability != existing.durability:
             self._lower_ceiling(slot)
         self.settle_time(slot)
 
@@ -207,7 +210,7 @@ class Engine:
         if not create:
             raise TopicNotFound(name)
         self._refuse_first_write(config)
-        slot = self.create(name.encode(), config)
+        slot = self.create(name.encode(), config, by_write=True)
         self.sequencer.append_call(slot, True)
         return None
 
