@@ -1,3 +1,4 @@
+import builtins
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -59,3 +60,14 @@ class SegmentView:
     def flag_offset(self, seq: int) -> int: ...
     def lower_bound_ts(self, from_seq: int, ts: int) -> int: ...
     def find_tags(self, tag: bytes, prefix: bool = False) -> dict[bytes, list[int]]: ...
+
+class Frame(NamedTuple):
+    bytes: int
+    kind: int
+    seq: int
+    ts: int
+    flag: int
+    body: builtins.bytes
+
+def frame_at(raw: Buffer, offset: int, topic_id: int) -> Frame | None:
+    """The frame that stands at `offset` of a data part's buffer, or None when none does."""

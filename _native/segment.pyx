@@ -534,3 +534,20 @@ cdef class SegmentView:
             postings = segment_tag_postings(&self.segment, row, &count)
             out[text[:bytes]] = [self.segment.first_seq + postings[number] for number in range(count)]
         return out
+
+
+Frame = namedtuple("Frame", "bytes kind seq ts flag body")
+
+
+def frame_at(raw, uint64_t offset, uint64_t topic_id):
+    """The frame that stands at `offset` of a data part's buffer: Frame(bytes, kind, seq, ts, flag, body), or None when none does."""
+    cdef const uint8_t[::1] view = raw
+    cdef const segment_frame *frame
+    cdef uint64_t available = <uint64_t>len(view) - offset
+    if offset % 8 or offset >= <uint64_t>len(view):
+        return None
+    frame = <const segment_frame *>&view[offset]
+    if segment_frame_check(frame, available, topic_id) != SEGMENT_OK:
+        return None
+    body = (<const uint8_t *>(frame + 1))[:frame.frame_bytes - sizeof(segment_frame) - SEGMENT_FRAME_TAIL_BYTES]
+    return Frame(frame.frame_bytes, frame.kind, frame.seq, frame.ts, view[offset + frame.frame_bytes - SEGMENT_FLAG_FROM_END], body)

@@ -1,4 +1,4 @@
-"""`topicsd serve` and `topicsd version`."""
+"""`topicsd`: `serve` and `version` stand here, every other command in a file of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from pathlib import Path
 import click
 
 import topicsd
+from topicsd.cli.dump import dump
+from topicsd.cli.fsck import fsck
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """topicsd: durable topics over HTTP, one writer behind shared-memory rings."""
+
+
+main.add_command(dump)
+main.add_command(fsck)
 
 
 @main.command()

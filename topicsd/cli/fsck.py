@@ -1,0 +1,37 @@
+"""`topicsd fsck DIR`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+EXIT_PROBLEMS, EXIT_REFUSED = 1, 2
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--repair", is_flag=True, help="make damaged indexes and tags again, move litter to quarantine/; nothing is deleted")
+def fsck(directory: Path, repair: bool) -> None:
+    """Check a data DIRECTORY that no server has open. Exit 0: all is well, 1: there are problems, 2: in use, or of a newer version."""
+    from topicsd.segments import fsck as checker
+
+    try:
+        report = checker.fsck(directory, mend=repair)
+    except (checker.InUseError, OSError) as wrong:
+        click.echo(f"topicsd: {wrong}", err=True)
+        sys.exit(EXIT_REFUSED)
+    for line in report.refused:
+        click.echo(f"refused: {line}")
+    for problem in report.problems:
+        click.echo(f"{'LOSS' if problem.loses else 'damage'}: {problem}")
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    for line in report.done:
+        click.echo(f"done: {line}")
+    click.echo(
+        f"{report.files} files, {report.bytes} bytes: {report.log_frames} log frames, {report.segments} segments with {report.records} records"
+        f" ({report.deleted} flagged as deleted); {len(report.problems)} problems"
+    )
+    sys.exit(EXIT_REFUSED if report.refused else EXIT_PROBLEMS if report.problems else 0)

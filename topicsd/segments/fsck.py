@@ -1,0 +1,158 @@
+"""Check a data directory that no server has open: every checksum, index, tag part, directory and count; put right what can be put right.
+
+What metadata says (snapshots, the manifest) is checked by the functions in `CHECKS`; whoever owns such a format adds its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topicsd._native import log_walk
+from topicsd._native.segment import SegmentError
+from topicsd.segments import names
+from topicsd.segments.names import Name, Place
+from topicsd.segments.repair import move_aside, repair
+from topicsd.segments.verify import Checked, Problem, Verifier, load, pack_places
+
+CHECKS: list[Callable[[Path], Iterable[Problem]]] = []
+
+
+@dataclass
+class Report:
+    """What fsck found. `refused`: files of a newer version; nothing may be said about them."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    log_frames: int = 0
+    segments: int = 0
+    records: int = 0
+    deleted: int = 0
+
+
+class InUseError(Exception):
+    """Say that a server has the directory open."""
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Hold the directory's LOCK, so that no server starts meanwhile. Raises InUseError."""
+    fd = os.open(data_dir / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InUseError(f"{data_dir} is in use by a server: stop it first") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def fsck(data_dir: Path, *, mend: bool = False) -> Report:
+    """Check everything below `data_dir`. `mend` makes indexes and tags again and moves litter into quarantine/; nothing is deleted.
+
+    Raises InUseError, OSError.
+    """
+    report = Report()
+    with locked(data_dir):
+        _check_logs(data_dir, report, mend)
+        _check_segments(data_dir, report, mend)
+        for check in CHECKS:
+            report.problems += check(data_dir)
+    return report
+
+
+def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
+    for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
+        shard = int(folder.name[-2:])
+        try:
+            walked = log_walk.check(folder, shard)
+        except log_walk.LogFormatError as wrong:
+            report.refused.append(str(wrong))
+            continue
+        report.files += len(walked.files)
+        report.bytes += sum(file.bytes for file in walked.files)
+        report.log_frames += walked.frames
+        for damage in walked.damaged:
+            what = f"{damage.bytes} damaged bytes in the log: expected {damage.expected}, found {damage.got}"
+            report.problems.append(Problem(Path(os.fsdecode(damage.path)), damage.offset, what, loses=True))
+        if walked.torn_bytes:
+            report.notes.append(
+                f"{folder}: {walked.torn_bytes} bytes behind the log's end at position {walked.end} were never synced; nobody was promised them"
+            )
+        if walked.damaged and mend:
+            (data_dir / "quarantine").mkdir(exist_ok=True)
+            report.done += [f"damaged range copied to {copy}" for copy in log_walk.quarantine(walked, data_dir / "quarantine", shard)]
+
+
+def _check_segments(data_dir: Path, report: Report, mend: bool) -> None:
+    verifier = Verifier()
+    alone: dict[Name, set[str]] = {}
+    quarantine = data_dir / "quarantine"
+    for path in names.files_below(data_dir):
+        report.files += 1
+        report.bytes += path.stat().st_size
+        if path.suffix == ".tmp":
+            report.notes.append(f"{path}: unfinished; nothing speaks of it")
+            if mend:
+                report.done.append(f"{path}: moved to {move_aside(quarantine, path)}")
+            continue
+        named = names.parse(path)
+        if named:
+            alone.setdefault(named[0], set()).add(named[1])
+        elif names.pack_number(path) is not None:
+            _check_pack(path, verifier, report, quarantine if mend else None)
+        else:
+            report.problems.append(Problem(path, 0, "no file of this name belongs here"))
+    for name, kinds in alone.items():
+        if "data" not in kinds:
+            report.problems.append(Problem(name.path("data"), 0, "the data file is missing", loses=True))
+            continue
+        _check_one(names.place_of(name), verifier, report, quarantine if mend else None)
+    _note_overlaps(list(alone), report)
+
+
+def _check_pack(path: Path, verifier: Verifier, report: Report, quarantine: Path | None) -> None:
+    raw, bad = load(path)
+    report.problems += [Problem(path, offset, "the disk does not give this page back", loses=True) for offset in bad]
+    try:
+        places, problems = pack_places(path, raw)
+    except SegmentError as wrong:
+        report.refused.append(f"{path}: {wrong}")
+        return
+    report.problems += problems
+    for place in places:
+        _check_one(place, verifier, report, quarantine)
+
+
+def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Path | None) -> None:
+    try:
+        checked: Checked = verifier.check(place, remake=quarantine is not None)
+    except SegmentError as wrong:
+        report.refused.append(f"{place.data.path}: {wrong}")
+        return
+    report.segments += 1
+    report.problems += checked.problems
+    if checked.findings is not None:
+        report.records += checked.findings.records
+        report.deleted += checked.findings.deleted
+    if quarantine is not None and checked.problems:
+        report.done += repair(checked, quarantine)
+        verifier.forget()
+
+
+def _note_overlaps(found: list[Name], report: Report) -> None:
+    """Two editions of one range: one of them waits to be removed, or a rewrite was not published."""
+    seen: dict[tuple[int, int], Name] = {}
+    for name in found:
+        other = seen.setdefault((name.topic_id, name.first_seq), name)
+        if other != name:
+            report.notes.append(f"{name.path('data')}: another edition of {other.path('data').name}")
