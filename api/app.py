@@ -12,10 +12,10 @@ import structlog
 from topicsd import errors
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import groups, later, metrics, probes, queries, records, topics
+from topicsd.api import groups, later, metrics, probes, queries, records, socket, topics
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
-from topicsd.api.gate import EXCHANGE, Gate
+from topicsd.api.gate import EXCHANGE, Gate, Route
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 log = structlog.get_logger("api")
@@ -26,7 +26,19 @@ def make_falcon(context: Context) -> Any:
     app: Any = falcon.asgi.App(middleware=[Gate(context)])
     app.req_options.strip_url_path_trailing_slash = False
     app.resp_options.default_media_type = falcon.MEDIA_JSON
-    for path, route in {
+    context.routes = routes(context)
+    for path, route in context.routes.items():
+        app.add_route(path, route)
+    app.add_error_handler(Exception, _on_bug)
+    app.add_error_handler(falcon.HTTPError, _on_falcon)
+    app.add_error_handler(errors.TopicsError, _on_error)
+    app.add_error_handler(BadRequest, _on_bad_request)
+    return app
+
+
+def routes(context: Context) -> dict[str, Route]:
+    """Return every resource by its path; api/openapi.py describes them, and a test holds the two together."""
+    return {
         "/v0/topics": topics.Topics(context),
         "/v0/topics/{topic}": topics.Topic(context),
         "/v0/topics/{topic}/diff": records.Diff(context),
@@ -36,15 +48,10 @@ def make_falcon(context: Context) -> Any:
         "/v0/ready": probes.Ready(context),
         "/readyz": probes.Ready(context),
         "/v0/metrics": metrics.Metrics(context),
+        "/v0/ws": socket.SocketRoute(context),
         **groups.routes(context),
         **later.routes(context),
-    }.items():
-        app.add_route(path, route)
-    app.add_error_handler(Exception, _on_bug)
-    app.add_error_handler(falcon.HTTPError, _on_falcon)
-    app.add_error_handler(errors.TopicsError, _on_error)
-    app.add_error_handler(BadRequest, _on_bad_request)
-    return app
+    }
 
 
 async def _on_error(req: Any, resp: Any, error: errors.TopicsError, params: Any) -> None:

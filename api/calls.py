@@ -92,7 +92,11 @@ class Calls:
 
     async def append(self, slot: int, topic_id: int, write: Write, key: bytes | None) -> Completion:
         """Append to a topic that exists. Raises NotReady, Pressure, PayloadTooLarge."""
-        return await self._send(lambda: self._line.append(slot, topic_id, write, key), write.disable_backpressure)
+        return await (await self.send_append(slot, topic_id, write, key))
+
+    async def send_append(self, slot: int, topic_id: int, write: Write, key: bytes | None) -> asyncio.Future[Completion]:
+        """Send an append and return its answer to come; appends are made in the order of their sending."""
+        return await self._submit(lambda: self._line.append(slot, topic_id, write, key), write.disable_backpressure)
 
     async def append_call(self, command: dict[str, Any], write: Write, key: bytes | None) -> Completion:
         """Append through the engine's Python door, which may create the topic. Raises what the engine raises, too."""
@@ -109,6 +113,9 @@ class Calls:
         return answered(completion), completion
 
     async def _send(self, submit: Callable[[], int], patient: bool) -> Completion:
+        return await (await self._submit(submit, patient))
+
+    async def _submit(self, submit: Callable[[], int], patient: bool) -> asyncio.Future[Completion]:
         loop = asyncio.get_running_loop()
         wait_ms = limits.RING_FULL_PATIENCE_MS_MAX if patient else limits.RING_FULL_WAIT_MS_MAX
         deadline = loop.time() + wait_ms / 1000
@@ -124,7 +131,7 @@ class Calls:
                 await self._wait_for_room(loop, deadline)
         future: asyncio.Future[Completion] = loop.create_future()
         self._pending[token] = future, self._control.generation
-        return await future
+        return future
 
     async def _wait_for_room(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         left = deadline - loop.time()

@@ -69,6 +69,10 @@ class Context:
     budget: Budget
     started_ns: int  # when the server started, CLOCK_MONOTONIC
     draining: bool = False
+    sessions: Any = None  # watch sessions, and the count of streams
+    meters: Any = None
+    routes: dict[str, Any] = field(default_factory=dict)  # resources by their path, for commands of a WebSocket
+    sockets: Any = None  # api.socket.Sockets
     write_limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:

@@ -141,9 +141,9 @@ class Lane(Connection):
             return False  # gunicorn saw an end where the front saw none: nothing more is believed
         return keep
 
-    async def _handle_websocket(self, request: Any, sockname: Any, peername: Any) -> None:
+    def stay(self) -> None:
+        """Give the WebSocket all that comes from now on."""
         self._front.lane_stays()
-        await super()._handle_websocket(request, sockname, peername)
 
 
 def make_hub(worker: Any, shared: Any, ring: int, reader: Reader, settings: Settings, keyring: Keyring) -> Hub:

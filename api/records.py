@@ -32,7 +32,7 @@ async def append(context: Context, exchange: Exchange, resp: falcon.asgi.Respons
     config = None
     if write.config is not None:
         config = checked_config(json.loads(write.config), exchange, topic, "config").to_json()
-    completion = await _append(context, exchange, topic, write, key, config)
+    completion = await append_to(context, exchange, topic, write, key, config)
     if completion.status != Outcome.OK:
         raise refusal(completion)
     created = bool(completion.flags & CREATED)
@@ -72,7 +72,7 @@ def _header_key(exchange: Exchange) -> bytes | None:
         raise errors.Invalid("Idempotency-Key", f"at most {limits.KEY_CHARS_MAX} characters", limit=limits.KEY_CHARS_MAX) from wrong
 
 
-async def _append(
+async def append_to(
     context: Context, exchange: Exchange, topic: str, write: scan.Write, key: bytes | None, config: dict[str, Any] | None
 ) -> Completion:
     """Append to the topic that has the name now, or let the engine create it."""

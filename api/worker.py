@@ -18,6 +18,7 @@ from gunicorn.workers import gasgi
 
 from topicsd import errors, limits, processes
 from topicsd.api import errors as wire
+from topicsd.api import socket
 from topicsd.api.calls import Calls
 from topicsd.api.context import Context
 from topicsd.api.exchange import Budget
@@ -34,6 +35,7 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
     """One HTTP/1.1 connection: with a time limit on its first head, and errors of the parser in the envelope."""
 
     worker: Worker
+    _callback_parser: Any
     _half_closed = False  # the client has finished sending
 
     def connection_made(self, transport: Any) -> None:
@@ -107,6 +109,26 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
         if self._half_closed and not self._held and not (self._callback_parser is not None and self._callback_parser.remaining()):
             return True  # no further request has come and none will
         return bool(super()._will_close(request, response_requires_close))
+
+    async def _handle_websocket(self, request: Any, sockname: Any, peername: Any) -> None:
+        self._callback_parser = None
+        await socket.serve(self, self._build_websocket_scope(request, sockname, peername))
+
+    def stay(self) -> None:
+        """Give the WebSocket all that comes from now on."""
+        self._resume_reading()
+
+    def pause_writing(self) -> None:
+        """Tell who writes that the client does not read."""
+        super().pause_writing()
+        if self._websocket is not None:
+            self._websocket.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell who writes that the client reads again."""
+        super().resume_writing()
+        if self._websocket is not None:
+            self._websocket.resume_writing()
 
     def _on_headers_complete(self) -> Any:
         self._head_timer.cancel()
@@ -197,6 +219,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             polls=polls,
             budget=Budget(limits.BODIES_BYTES_MAX // settings.workers),
             started_ns=runtime.started_ns,
+            sockets=socket.Sockets(),
         )
         self.asgi = self.app.wsgi()(self.context)
 
@@ -244,6 +267,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         assert self.context is not None
         self.context.draining = True
         self.context.polls.wake(None)
+        self.context.sockets.end_all()
         if self.hub is not None:
             self.hub.end_polls()
         deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000
@@ -258,6 +282,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         while self.connections and not self._quick_shutdown and self.loop.time() < deadline:
             for connection in list(self.connections):
                 connection.end_if_idle()
+            self.context.sockets.end_all()
             self.notify()
             await asyncio.sleep(0.01)
         if self.connections and not self._quick_shutdown:
