@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     workers: Annotated[int, Field(ge=1, le=limits.WORKERS_MAX)] = 1
     drain_ms: Annotated[int, Field(ge=0, le=limits.DRAIN_MS_MAX)] = limits.DRAIN_MS
     front: Annotated[Literal["native", "falcon"], BeforeValidator(_front)] = "native"  # who reads the connections; 0, off: falcon
+    access_log: bool = False  # a line a request; nothing is served natively then
     websocket_deflate: bool = False  # let clients negotiate permessage-deflate: it costs more than it saves on a fast line
     websocket_echo: bool = False  # for protocol test suites: /v0/ws says back what is said
     log_level: Literal["debug", "info", "warning", "error"] = "info"
