@@ -10,6 +10,7 @@ from typing import Any
 from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
+from topicsd.engine.sections import Section
 from topicsd.engine.groups import Groups
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
@@ -54,6 +55,7 @@ class Engine:
         self.id_ceiling = 0
         self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
         self.timed_members: set[tuple[int, int]] = set()
+        self.sections: list[Section] = []  # what a snapshot keeps besides topics and segments; each registers itself
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
         self._reserve_ids = reserve_ids
