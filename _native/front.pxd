@@ -13,6 +13,9 @@
 # Order. A connection's calls stand in a queue. Appends enter it while others wait; everything else, the lane too, waits for an empty queue,
 # so no answer overtakes another and each write is done before the read behind it.
 #
+# A request that does not fit the read buffer is read straight into its connection's `input`, and that becomes the call's `raw` as it is: a large
+# body is copied once, by its encoding into the ring. Large buffers go round in `Hub.spares`.
+#
 # Bounds, a connection: `input` INPUT_BYTES_MAX beyond one whole request of at most BODY_NATIVE_MAX (then reading pauses), `output` one answer beyond
 # OUTPUT_BYTES_MAX, CALLS_MAX calls. A peer that does not read stops the parser, and is cut off after STALL_NS_MAX without progress.
 #
@@ -36,12 +39,14 @@ from topicsd._native.scan cimport DiffRequest, WriteLimits, WriteRequest
 
 cdef enum:
     BODY_NATIVE_MAX = 1 << 20        # a larger body is scanned in a thread, by Falcon
-    READ_BYTES = 1 << 18
+    READ_BYTES = 1 << 16
     INPUT_BYTES_MAX = 1 << 18
     INPUT_KEPT_MAX = 1 << 14
     OUTPUT_BYTES_MAX = 1 << 16
     CALLS_MAX = 128
     RAW_KEPT_MAX = 1 << 14
+    SPARES_MAX = 16                  # large buffers that a worker keeps for the next large request
+    SPARE_BYTES_MAX = 1 << 21
     ANSWER_HEAD_BYTES = 256
     POLL_BUCKETS = 1024
     SCOPE_READ = 1
@@ -108,12 +113,16 @@ cdef class Hub(Port):
     cdef bint submitted              # it is due
     cdef uint32_t outstanding        # calls that the writer has
     cdef uint64_t now_ns, date_s
+    cdef Buffer spares[SPARES_MAX]
+    cdef uint32_t spare_count
     cdef Buffer output               # answers of the front that is being served; empty between two fronts
     cdef uint64_t output_at
     cdef void *output_owner          # which front's: what another one left behind (by an exception) never reaches its client
     cdef uint8_t common[96]          # Server and Date
     cdef uint32_t common_bytes
 
+    cdef int room_for(self, Buffer *buffer, uint64_t size) noexcept
+    cdef void give_buffer(self, Buffer *buffer) noexcept
     cdef Call *take_call(self) noexcept
     cdef void give_call(self, Call *call) noexcept
     cdef take_keys(self, keys)
@@ -145,6 +154,7 @@ cdef class Front:
     cdef uint64_t input_at           # of its bytes, those before are used up
     cdef size_t scanned              # http_head_end's place in the head that comes in
     cdef uint64_t need               # bytes of the request, once its head is known
+    cdef bint direct                 # what is read next goes behind `input`, no further than the request does
     cdef bint transport_holds        # bytes have gone to the transport's own buffer
     cdef Frame frame
     cdef Call *first
@@ -155,6 +165,7 @@ cdef class Front:
     cdef uint64_t stall_ns, stall_bytes
 
     cdef take(self, const uint8_t *at, uint64_t size)
+    cdef go_on(self)
     cdef uint64_t process(self, const uint8_t *at, uint64_t size) except? 0
     cdef uint64_t to_lane(self, const uint8_t *at, uint64_t size) except? 0
     cdef start_lane(self, const uint8_t *at, uint64_t head_bytes, const Head *head)

@@ -5,6 +5,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memmove, memset, strlen
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBUF_WRITE
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport PyObject
 
 import structlog
@@ -131,6 +133,8 @@ cdef class Hub(Port):
         write_free(&self.write)
         diff_free(&self.diff)
         buffer_free(&self.output)
+        for n in range(self.spare_count):
+            buffer_free(&self.spares[n])
         free(self.keys)
 
     def open(self, loop):
@@ -162,9 +166,33 @@ cdef class Hub(Port):
         self.free_calls = call.next
         return call
 
+    cdef int room_for(self, Buffer *buffer, uint64_t size) noexcept:
+        """Have an empty buffer take so many bytes, out of the spare ones where it can: 0 or -1."""
+        cdef uint32_t n
+        if size > buffer.room and size > <uint64_t>RAW_KEPT_MAX:
+            for n in range(self.spare_count):
+                if self.spares[n].room >= size:
+                    buffer_free(buffer)
+                    buffer[0] = self.spares[n]
+                    self.spare_count -= 1
+                    self.spares[n] = self.spares[self.spare_count]
+                    break
+        return buffer_need(buffer, size)
+
+    cdef void give_buffer(self, Buffer *buffer) noexcept:
+        # Keep a small one where it is, a large one for whoever needs it next.
+        buffer.used = 0
+        if buffer.room <= <uint64_t>RAW_KEPT_MAX:
+            return
+        if self.spare_count == SPARES_MAX or buffer.room > <uint64_t>SPARE_BYTES_MAX:
+            buffer_free(buffer)
+            return
+        self.spares[self.spare_count] = buffer[0]
+        self.spare_count += 1
+        memset(buffer, 0, sizeof(Buffer))
+
     cdef void give_call(self, Call *call) noexcept:
-        if call.raw.room > RAW_KEPT_MAX:
-            buffer_free(&call.raw)
+        self.give_buffer(&call.raw)
         call.raw.used = 0
         call.owner = NULL
         call.done = call.polling = call.woken = False
@@ -483,16 +511,29 @@ cdef class Front:
             self.say(self.hub.refusals.connections(worker.connections_max))
 
     def get_buffer(self, sizehint):
-        return self.hub.read_view
+        cdef uint64_t left
+        self.direct = self.mode == MODE_HEAD and self.need > self.input.used - self.input_at and self.input.used > self.input_at
+        if not self.direct:
+            return self.hub.read_view
+        left = self.need - (self.input.used - self.input_at)
+        if buffer_need(&self.input, left) != 0:
+            raise MemoryError
+        return PyMemoryView_FromMemory(<char *>self.input.bytes + self.input.used, <Py_ssize_t>left, PyBUF_WRITE)
 
     def buffer_updated(self, uint64_t size):
         cdef Hub hub = self.hub
         hub.refresh()
         self.since_ns = hub.now_ns
-        if size > READ_BYTES:
+        if size > (self.input.room - self.input.used if self.direct else <uint64_t>READ_BYTES):
             raise ValueError("more than the buffer holds")
         try:
-            self.take(hub.read_at, size)
+            if self.direct:
+                self.input.used += size
+                if self.input.used - self.input_at >= self.need:
+                    self.go_on()
+                self.end_turn()
+            else:
+                self.take(hub.read_at, size)
         except Exception:
             log.exception("a connection is given up")
             self.abort()
@@ -538,7 +579,8 @@ cdef class Front:
         self.hold(0)
         if self.hub.output_owner == <void *>self:
             self.hub.output_owner = NULL
-        buffer_free(&self.input)
+        self.input.used = self.input_at = 0
+        self.hub.give_buffer(&self.input)
         if self.lane is not None:
             lane, self.lane = self.lane, None
             lane.connection_lost(exc)
@@ -597,7 +639,7 @@ cdef class Front:
             self.input.used = self.input_at = 0
             used = self.process(at, size)
             if used < size and self.mode != MODE_LOST:
-                if buffer_need(&self.input, max(size - used, self.need)) != 0:
+                if self.hub.room_for(&self.input, max(size - used, self.need)) != 0:
                     raise MemoryError
                 memcpy(self.input.bytes, at + used, size - used)
                 self.input.used = size - used
@@ -610,8 +652,12 @@ cdef class Front:
                 raise MemoryError
             memcpy(self.input.bytes + self.input.used, at, size)
             self.input.used += size
-            self.input_at += self.process(self.input.bytes + self.input_at, self.input.used - self.input_at)
+            self.go_on()
         self.end_turn()
+
+    cdef go_on(self):
+        cdef uint64_t used = self.process(self.input.bytes + self.input_at, self.input.used - self.input_at)
+        self.input_at = self.input_at + used if self.input.used else 0    # empty: the request has taken the buffer with it
 
     cdef end_turn(self):
         self.watch_input()
@@ -625,8 +671,7 @@ cdef class Front:
         cdef bint full
         if waiting == 0:
             self.input.used = self.input_at = 0
-            if self.input.room > INPUT_KEPT_MAX:
-                buffer_free(&self.input)
+            self.hub.give_buffer(&self.input)
         if self.mode == MODE_LOST:
             return
         full = self.need == 0 and waiting > INPUT_BYTES_MAX
@@ -800,6 +845,7 @@ cdef class Front:
         cdef uint64_t topic_id = 0
         cdef uint64_t size = head_bytes + head.length
         cdef uint32_t slot
+        cdef bint owned
         cdef Call *call
         if not plain_key(at + head.key.at, head.key.bytes) or is_system(name, name_bytes) or head.length == 0:
             return HAND_ON
@@ -811,7 +857,8 @@ cdef class Front:
         call = hub.take_call()
         if call == NULL:
             raise MemoryError
-        if buffer_need(&call.raw, size) != 0 or not hub.enter(key):
+        owned = at == self.input.bytes and size == self.input.used      # the only one there
+        if (not owned and hub.room_for(&call.raw, size) != 0) or not hub.enter(key):
             hub.give_call(call)
             return HAND_ON
         call.key = key
@@ -820,7 +867,11 @@ cdef class Front:
             call.key = -1
             hub.give_call(call)
             return HAND_ON
-        memcpy(call.raw.bytes, at, size)
+        if owned:
+            call.raw, self.input = self.input, call.raw
+            self.input.used = 0
+        else:
+            memcpy(call.raw.bytes, at, size)
         call.raw.used = size
         call.generation = load_acquire_64(&hub.shared.r.control.generation)
         call.started_ns = hub.now_ns
@@ -1029,7 +1080,7 @@ cdef class Front:
         if self.input.used > self.input_at:
             if self.head_ns:
                 self.head_ns = self.hub.now_ns  # it had to wait for us
-            self.input_at += self.process(self.input.bytes + self.input_at, self.input.used - self.input_at)
+            self.go_on()
         self.end_turn()
 
     cdef hand_on_call(self, Call *call):

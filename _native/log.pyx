@@ -12,7 +12,7 @@ from posix.uio cimport iovec
 
 from topicsd._native.atomics cimport (
     add_32, cas_64, clock_mono_ns, clock_wall_ms, fence_seq_cst, futex_wait, futex_wake, load_acquire_64, load_relaxed_64, load_seq_cst_32,
-    load_seq_cst_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
+    load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
 )
 from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem, real_files
 from topicsd._native.frame cimport frame_body, frame_seal
@@ -34,6 +34,8 @@ cdef enum:
     PARTS_MAX = 4096                  # frames in a group; a longer one is flushed in between
     PAGE_BYTES = 4096                 # files are whole pages
     FILL_BYTES = 256 << 10            # a write of zeroes
+    FILL_RATE_MAX = 128               # bytes a microsecond; a log that grows faster than this is not filled ahead
+    FILL_ALWAYS_BELOW = 16 << 20      # bytes of a file; a small one is used up at once by any burst
     FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
     FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled
     FIRST_BYTES_LEAST = 256 << 10     # of the same file on a full disk
@@ -82,6 +84,8 @@ cdef struct ShardState:
     uint64_t sync_failed              # nothing is synced any more; after a failed write the syncer still syncs what was written before
     uint64_t stopping
     uint32_t sync_bell, sync_armed, prepare_bell
+    uint64_t rotated_ns               # when the current file was begun; the writer's
+    uint64_t lasted_ns                # how long the file before it lasted, 0: unknown (relaxed; a stale one costs a filled file more or less)
     uint8_t *zeroes
 
 
@@ -430,7 +434,7 @@ cdef class Shard:
     cdef int rotate(self, uint64_t previous_end) noexcept nogil:
         # The prepared file becomes the current one; its START is the first frame of the group.
         cdef ShardState *s = self.state
-        cdef uint64_t files = self.line.files
+        cdef uint64_t now_ns, files = self.line.files
         cdef int result
         if files >= LOG_FILES_MAX:
             return -EFBIG
@@ -439,6 +443,9 @@ cdef class Shard:
             if result < 0:
                 return -EROFS
         pthread_mutex_lock(&s.make_lock)
+        now_ns = clock_mono_ns()
+        store_relaxed_64(&s.lasted_ns, now_ns - s.rotated_ns if s.rotated_ns else 0)
+        s.rotated_ns = now_ns
         s.current = s.prepared
         s.want_first = s.current.first_position + s.current.bytes
         store_release_64(&s.prepared_ready, 0)
@@ -489,6 +496,14 @@ cdef class Shard:
 
     # ---- the preparer ---------------------------------------------------------------------------------------------------
 
+    cdef uint64_t fill_bytes(self) noexcept nogil:
+        # Zeroes make each sync cheap, and write every byte twice: where the disk's throughput is what counts, room alone is reserved.
+        cdef ShardState *s = self.state
+        cdef uint64_t lasted_ns = load_relaxed_64(&s.lasted_ns)
+        if lasted_ns == 0 or s.file_bytes < FILL_ALWAYS_BELOW:
+            return s.file_bytes
+        return 0 if s.file_bytes > lasted_ns // 1000 * FILL_RATE_MAX else s.file_bytes
+
     cdef int prepare_once(self) noexcept nogil:
         cdef ShardState *s = self.state
         cdef uint64_t poison = load_acquire_64(&s.poison)
@@ -500,7 +515,7 @@ cdef class Shard:
         if s.prepared_ready or not s.running:
             pthread_mutex_unlock(&s.make_lock)
             return 0
-        result = make_file(s, s.want_first, s.file_bytes, s.file_bytes, &s.prepared)
+        result = make_file(s, s.want_first, s.file_bytes, self.fill_bytes(), &s.prepared)
         failed = load_relaxed_64(&s.prepare_error)
         store_release_64(&s.prepare_error, <uint64_t>-result)
         if result == 0:

@@ -184,6 +184,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         """Tie this process to the arbiter, then let gunicorn set it up and run it."""
         processes.die_with(self.ppid)
+        processes.keep_memory()
         self.connections_max = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_RESERVED, 16)
         # A subclass of the protocol gets the C parser only if the base class has found it (it looks on the base class).
         protocol.ASGIProtocol._check_h1c_protocol_available()

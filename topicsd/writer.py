@@ -20,6 +20,7 @@ from topicsd._native.regions import Shared
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
+from topicsd.processes import keep_memory
 from topicsd.store import LockedError, Store, StoreOptions
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def run_writer(shared: Shared, settings: Settings) -> int:
         ending = True
         shared.wake_writer()
 
+    keep_memory()
     signal.signal(signal.SIGUSR1, end)
     shared.set("writer_pid", os.getpid())
     shared.set("generation", shared.get("generation") + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -259,3 +261,23 @@ def whole(line) -> tuple[bytes, bytes]:
         told += piece
     head, _, body = told.partition(b"\r\n\r\n")
     return head, body
+
+
+def test_large_requests_in_pieces_and_behind_each_other_keep_every_byte(shared_server):
+    rng = random.Random(7)
+    datas = [[f"{topic}-{n}-" + "x" * 300 for n in range(size)] for topic, size in enumerate((250, 900, 1, 2500, 400))]
+    sent = b"".join(request("POST", "/v0/topics/large", {"records": [{"data": data} for data in each]}) for each in datas)
+    with shared_server.connect() as line:
+        line.settimeout(60)
+        sender = threading.Thread(target=lambda: [line.sendall(sent[at:to]) for at, to in itertools.pairwise(cuts)])
+        cuts = sorted({0, len(sent), *(rng.randrange(len(sent)) for _ in range(60))})
+        sender.start()
+        held = bytearray()
+        assert [answer(line, held)[1]["count"] for _ in datas] == [len(each) for each in datas]
+        sender.join()
+    read, cursor = [], 0
+    while len(read) < sum(map(len, datas)):
+        page = shared_server.ask("POST", "/v0/topics/large/diff", {"from_seq": cursor, "limit": 1000})[1]
+        read += [record["data"] for record in page["records"]]
+        cursor = page["next_from_seq"]
+    assert read == [data for each in datas for data in each]
