@@ -19,6 +19,7 @@
 #define SEGMENT_MAGIC_DATA 0x3154414447535054ull  /* "TPSGDAT1" */
 #define SEGMENT_MAGIC_INDEX 0x3158444947535054ull /* "TPSGIDX1" */
 #define SEGMENT_MAGIC_TAGS 0x3147415447535054ull  /* "TPSGTAG1" */
+#define SEGMENT_MAGIC_FLAGS 0x314C454447535054ull /* "TPSGDEL1" */
 #define SOURCE_SEGMENT 254u     /* an index entry's source: its position counts from the start of the data part */
 #define SEGMENT_BLOCK_ENTRIES 64u /* index entries under one checksum: what a reader verifies at once */
 #define SEGMENT_DELETED 0xD5u   /* the only flag byte that means deleted */
@@ -87,6 +88,9 @@ struct segment_tag {
     uint32_t postings;
 };
 _Static_assert(sizeof(struct segment_tag) == 16, "segment tag");
+
+/* The flags part (.del) of a segment whose data part is in the cold tier: the header, then one flag byte for each seq, zeroes to 8-alignment.
+ * It stands for the flag bytes of the data part, which is never written to again. content_xxh3 of its header is 0. */
 
 /* A pack: | header | parts, 8-aligned ... | directory: an entry a segment, sorted by (topic id, first seq) | footer | */
 #define PACK_FORMAT_VERSION 1u

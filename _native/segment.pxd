@@ -27,6 +27,7 @@ cdef extern from "segment.h" nogil:
     const uint64_t SEGMENT_MAGIC_DATA
     const uint64_t SEGMENT_MAGIC_INDEX
     const uint64_t SEGMENT_MAGIC_TAGS
+    const uint64_t SEGMENT_MAGIC_FLAGS
     const uint32_t SOURCE_SEGMENT
     const uint32_t SEGMENT_BLOCK_ENTRIES
     const uint8_t SEGMENT_DELETED
@@ -128,6 +129,9 @@ cdef struct Segment:
     uint64_t *tags_marks           # index_marks of the map that holds the tags part
     uint64_t index_offset          # of the index part in its file: where its marks begin
     uint64_t tags_offset
+    uint64_t data_from             # a window of a cold data part: what stands below it is not in memory (data.at counts from the part's start
+                                   # all the same, and is set after segment_open). 0: the part is whole
+    const uint8_t *flags           # of a cold segment: its flag bytes, one a seq (segment_open_flags); NULL: they stand in the data part
 
 # ---- open: all return SEGMENT_OK, another segment_status, or -EIO
 cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept nogil
@@ -135,6 +139,8 @@ cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept 
 # given must be of the same segment. A damaged data header is no obstacle: everything it says stands in the index too.
 cdef int segment_open(Segment *segment) noexcept nogil
 cdef int segment_open_guarded(Segment *segment) noexcept nogil
+# Of an open segment: take the flags part of a cold one.
+cdef int segment_open_flags(Segment *segment, const SegmentPart *part) noexcept nogil
 
 # ---- look
 # Verify what first_seq .. first_seq + count - 1 needs. `upto` = first seq that is NOT good (first_seq + count when all is): with

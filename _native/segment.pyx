@@ -8,7 +8,7 @@ from posix.fcntl cimport O_WRONLY
 from posix.uio cimport iovec
 
 from topicsd._native.files cimport Files, FileSystem, real_files
-from topicsd._native.frame cimport entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
+from topicsd._native.frame cimport align8, entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
 from topicsd._native.hash cimport xxh3_64, xxh3_64_seeded
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, POSITION_BITS, POSITION_MASK,
@@ -31,7 +31,7 @@ STATUS = {
 
 Header = namedtuple("Header", "kind topic_id first_seq last_seq part_bytes records payload_bytes first_ts last_ts holes tags postings data_xxh3 "
                               "content_xxh3")
-MAGIC = {"data": SEGMENT_MAGIC_DATA, "index": SEGMENT_MAGIC_INDEX, "tags": SEGMENT_MAGIC_TAGS}
+MAGIC = {"data": SEGMENT_MAGIC_DATA, "index": SEGMENT_MAGIC_INDEX, "tags": SEGMENT_MAGIC_TAGS, "flags": SEGMENT_MAGIC_FLAGS}
 
 
 class SegmentError(Exception):
@@ -61,6 +61,8 @@ cdef int segment_header_check(const SegmentPart *part, uint64_t magic) noexcept 
             or header.part_bytes < sizeof(segment_header) or header.format_version == 0 or header.reserved0:
         return SEGMENT_BAD_HEADER
     if magic == SEGMENT_MAGIC_INDEX and header.part_bytes != sizeof(segment_header) + index_body_bytes(span + 1):
+        return SEGMENT_BAD_HEADER
+    if magic == SEGMENT_MAGIC_FLAGS and header.part_bytes != sizeof(segment_header) + align8(span + 1):
         return SEGMENT_BAD_HEADER
     if magic == SEGMENT_MAGIC_TAGS:
         if header.tags > header.postings or header.postings > span + 1:
@@ -102,6 +104,15 @@ cdef int segment_open(Segment *segment) noexcept nogil:
         if status != SEGMENT_OK:
             return SEGMENT_BAD_TAGS
     return SEGMENT_OK
+
+
+cdef int segment_open_flags(Segment *segment, const SegmentPart *part) noexcept nogil:
+    cdef int status = segment_header_check(part, SEGMENT_MAGIC_FLAGS)
+    if status == SEGMENT_OK:
+        status = _same_segment(segment.header, <const segment_header *>part.at)
+    if status == SEGMENT_OK:
+        segment.flags = part.at + sizeof(segment_header)
+    return status
 
 
 cdef int _open(void *segment) noexcept nogil:
@@ -196,8 +207,8 @@ cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogi
     cdef const record_entry *record
     if entry.flags & (INDEX_HOLE | INDEX_DELETED):
         return SEGMENT_OK
-    if entry.position >> POSITION_BITS != SOURCE_SEGMENT or position % 8 or position < sizeof(segment_header) + sizeof(segment_frame) \
-            or position >= segment.data.bytes:
+    if entry.position >> POSITION_BITS != SOURCE_SEGMENT or position % 8 or position >= segment.data.bytes \
+            or position < max(segment.data_from, <uint64_t>sizeof(segment_header)) + sizeof(segment_frame):
         return SEGMENT_BAD_FRAME
     frame = <const segment_frame *>(segment.data.at + position) - 1
     record = <const record_entry *>(frame + 1)
@@ -256,6 +267,8 @@ cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *ent
 cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) noexcept nogil:
     if entry.flags & (INDEX_HOLE | INDEX_DELETED):
         return entry.flags & INDEX_DELETED != 0
+    if segment.flags != NULL:
+        return segment.flags[entry - segment.entries] == SEGMENT_DELETED
     return segment.data.at[segment_flag_offset(segment, entry)] == SEGMENT_DELETED
 
 
@@ -511,6 +524,79 @@ cdef class SegmentView:
         if self.record(seq) is None:
             raise KeyError(seq)
         return segment_flag_offset(&self.segment, segment_entry(&self.segment, seq))
+
+    def late_deletes(self, SegmentView old not None):
+        """Offsets in this data part of the flag bytes that must be set so that all that `old` calls deleted is so here: [offset].
+
+        Both hold the same seqs; this one was made from the other while deletes went on. Raises SegmentError.
+        """
+        cdef list out = []
+        cdef uint64_t seq
+        cdef const index_entry *entry
+        if (self.topic_id, self.first_seq, self.last_seq) != (old.topic_id, old.first_seq, old.last_seq):
+            raise SegmentError(SEGMENT_MISMATCH)
+        for seq in range(self.segment.first_seq, self.segment.last_seq + 1):
+            entry = segment_entry(&self.segment, seq)
+            if entry.flags & (INDEX_HOLE | INDEX_DELETED) or segment_is_deleted(&self.segment, entry):
+                continue
+            status, _ = self.check(seq, 1)
+            if status != SEGMENT_OK:
+                raise SegmentError(status)
+            if segment_is_deleted(&old.segment, segment_entry(&old.segment, seq)):
+                out.append(segment_flag_offset(&self.segment, entry))
+        return out
+
+    def flags_part(self):
+        """The flags part (.del) of a segment that is about to become cold, as its flag bytes are now."""
+        cdef uint64_t count = self.segment.last_seq - self.segment.first_seq + 1, number
+        cdef bytearray out = bytearray(sizeof(segment_header) + align8(count))
+        cdef uint8_t[::1] view = out
+        cdef segment_header *header = <segment_header *>&view[0]
+        cdef const index_entry *entry
+        header[0] = self.segment.header[0]
+        header.magic = SEGMENT_MAGIC_FLAGS
+        header.part_bytes = len(out)
+        header.content_xxh3 = 0
+        header.header_xxh3 = xxh3_64(header, sizeof(segment_header) - 8)
+        for number in range(count):
+            entry = &self.segment.entries[number]
+            if not entry.flags & (INDEX_HOLE | INDEX_DELETED) and segment_is_deleted(&self.segment, entry):
+                view[sizeof(segment_header) + number] = SEGMENT_DELETED
+        return bytes(out)
+
+    def take_flags(self, raw):
+        """Take the flags part of a cold segment: from now on it says which records are deleted. Raises SegmentError."""
+        cdef SegmentPart part
+        cdef int status
+        self.take(&part, raw, 0)
+        status = segment_open_flags(&self.segment, &part)
+        if status != SEGMENT_OK:
+            raise SegmentError(status)
+
+    def take_window(self, raw, uint64_t data_from):
+        """Take a window of the data part that begins at its byte `data_from`."""
+        cdef SegmentPart part
+        self.take(&part, raw, 0)
+        self.segment.data.at = part.at - data_from
+        self.segment.data.bytes = data_from + part.bytes
+        self.segment.data_from = data_from
+
+    def window_of(self, uint64_t first_seq, uint64_t count):
+        """Which bytes of the data part the records of a range need: (begin, end); (0, 0) when it has none. Raises SegmentError."""
+        cdef uint64_t upto = 0, begin = 0, end = 0, seq
+        cdef const index_entry *entry
+        self.inside(first_seq, count)
+        if segment_check_index(&self.segment, first_seq, count, &upto) != SEGMENT_OK:
+            raise SegmentError(SEGMENT_BAD_INDEX)
+        for seq in range(first_seq, first_seq + count):
+            entry = segment_entry(&self.segment, seq)
+            if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+                continue
+            if end == 0:
+                begin = (entry.position & POSITION_MASK) - sizeof(segment_frame)
+            # The payload, an entry's head and extension, padding and the frame's tail: at most so much.
+            end = (entry.position & POSITION_MASK) + entry.bytes + sizeof(record_entry) + 16 + 8 + SEGMENT_FRAME_TAIL_BYTES
+        return begin, end
 
     def lower_bound_ts(self, uint64_t from_seq, uint64_t ts):
         """First seq >= from_seq with a time at or above `ts`, last_seq + 1 when there is none. Raises SegmentError."""
