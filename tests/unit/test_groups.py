@@ -10,6 +10,8 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.library import Library
 from oracle.model import Refused
+from topicsd.engine import frames
+from topicsd.engine.groups import Groups
 
 
 @pytest.fixture
@@ -233,3 +235,31 @@ def test_queues_have_no_groups(library: Library) -> None:
     library.put("t", type="queue")
     with pytest.raises(Refused, match="topic_exists_incompatible"):
         consume(library)
+
+
+def test_a_row_of_a_snapshot_holds_what_the_frames_below_it_made(library: Library) -> None:
+    fill(library, 40)
+    for consumer in "abcd":
+        consume(library, consumer=consumer, visibility_ms=10_000)
+    ack(library, 30, "c")
+    library.clock.advance(4_000)
+    (row,) = library.engine.groups.rows()
+    before = show(library)
+    other = Groups(library.engine)
+    other.load(row)
+    library.engine.groups, kept = other, library.engine.groups
+    other.replay(row.key, row.shard, row.position, frames.json_body({"k": "reset", "g": "g", "c": 7, "t": 0}))
+    library.engine._commands |= other.commands()
+    assert show(library) == before, "leases and all; a frame that the row holds changes nothing"
+    other.replay(row.key, row.shard, row.position + 8, frames.json_body({"k": "reset", "g": "g", "c": 7, "t": 0}))
+    assert show(library)["committed_offset"] == 7
+    assert kept is not other
+
+
+def test_the_place_of_the_last_frame_is_where_replay_meets_it(library: Library) -> None:
+    fill(library, 10)
+    consume(library)
+    ack(library, 3)
+    place = dict(library.engine.groups.applied)
+    library.kill()
+    assert library.engine.groups.applied == place

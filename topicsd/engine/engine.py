@@ -10,8 +10,8 @@ from typing import Any
 from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
-from topicsd.engine.sections import Section
 from topicsd.engine.groups import Groups
+from topicsd.engine.sections import Section
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
 
@@ -58,6 +58,7 @@ class Engine:
         self.sections: list[Section] = []  # what a snapshot keeps besides topics and segments; each registers itself
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
+        self.sections.append(self.groups)
         self._reserve_ids = reserve_ids
         self._commands: dict[str, Callable[[Json], Answer | None]] = {
             "topic.put": self._put,

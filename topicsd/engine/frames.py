@@ -58,6 +58,11 @@ def parse_hole(body: bytes) -> tuple[int, int, int]:
     return first_seq, last_seq, reason
 
 
+def frame_bytes(body: bytes) -> int:
+    """Return how many bytes a frame with this body takes: a header of 64 and padding to 8."""
+    return (64 + len(body) + 7) & ~7
+
+
 def json_body(members: dict[str, Any]) -> bytes:
     """Encode the JSON body of a topic frame, padded with spaces to the frame's alignment."""
     text = json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()

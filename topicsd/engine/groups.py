@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from topicsd import limits
 from topicsd.engine import frames
 from topicsd.engine.group import Group, Lease
+from topicsd.engine.sections import Positions, Row
 from topicsd.errors import ClientError, Invalid, NotFound, Throttled, TopicNotFound
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ Json = dict[str, Any]
 
 
 class Groups:
-    """Own the groups, by topic id and name. One thread, the writer's."""
+    """Own the groups, by topic id and name. One thread, the writer's. A Section of snapshots: a row a topic."""
+
+    name = "groups"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.applied: dict[int, tuple[int, int]] = {}  # topic id -> (shard, where the last frame of one of its groups begins)
+        self.loaded = Positions()
         self.by_topic: dict[int, dict[str, Group]] = {}
         self.newest_ms = 0  # wall clock of the newest frame of replay
 
@@ -43,6 +48,7 @@ class Groups:
     def forget(self, topic_id: int) -> None:
         """Drop the groups of a topic that is gone."""
         self.by_topic.pop(topic_id, None)
+        self.applied.pop(topic_id, None)
 
     @property
     def total(self) -> int:
@@ -215,7 +221,8 @@ class Groups:
         # An ack frees nothing by itself, but a full disk must not keep consumers from being done with what they have.
         privileged = event["k"] in ("settle", "drop", "free")
         body = frames.json_body(event)
-        self.engine.sequencer.log_frame(topic["shard"], frames.GROUP, 0, topic["topic_id"], topic["head"], event["t"], body, privileged)
+        end = self.engine.sequencer.log_frame(topic["shard"], frames.GROUP, 0, topic["topic_id"], topic["head"], event["t"], body, privileged)
+        self.applied[topic["topic_id"]] = topic["shard"], end - frames.frame_bytes(body)
 
     def _apply(self, group: Group, event: Json, mono_ms: int, age_ms: int = 0) -> None:
         group.updated_ms = event["t"]
@@ -231,8 +238,11 @@ class Groups:
             case "reset":
                 group.reset(event["c"])
 
-    def replay(self, topic_id: int, body: bytes) -> None:
+    def replay(self, topic_id: int, shard: int, position: int, body: bytes) -> None:
         """Apply a frame of the log. Ages are counted on the wall clock; `settle_clock` mends them when it has stepped back."""
+        if self.loaded.holds(topic_id, position):
+            return
+        self.applied[topic_id] = shard, position
         event = frames.parse_json(body)
         groups = self.by_topic.setdefault(topic_id, {})
         name = event["g"]
@@ -253,6 +263,54 @@ class Groups:
             leases = [(first, last, lease) for first, last, lease in group.leases]
             for first, last, lease in leases:
                 group.lease(first, last, lease._replace(deadline_ms=lease.deadline_ms - ahead_ms))
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each topic that has groups."""
+        for topic_id in list(self.by_topic):
+            groups, place = self.by_topic.get(topic_id), self.applied.get(topic_id)
+            if groups and place is not None:
+                yield Row(topic_id, *place, self._dump(groups))
+
+    def _dump(self, groups: dict[str, Group]) -> bytes:
+        mono_ms = self.engine.clock.mono_ms()
+        return frames.json_body(
+            {
+                "t": self.engine.clock.wall_ms(),
+                "groups": {
+                    name: {
+                        "p": 0,
+                        "c": group.committed,
+                        "n": group.next_seq,
+                        "made": group.created_ms,
+                        "moved": group.updated_ms,
+                        "free": [list(each) for each in group.free],
+                        "settled": [[first, last] for first, last, _ in group.settled],
+                        "leases": [[first, last, each.consumer, each.deadline_ms - mono_ms, each.deliveries] for first, last, each in group.leases],
+                    }
+                    for name, group in groups.items()
+                },
+            }
+        )
+
+    def load(self, row: Row) -> None:
+        """Take a topic's groups back. Raises ValueError for a body that is none of ours."""
+        members = frames.parse_json(row.body)
+        mono_ms, age_ms = self.engine.clock.mono_ms(), self.engine.clock.wall_ms() - members["t"]
+        self.newest_ms = max(self.newest_ms, members["t"])
+        self.loaded.loaded(row)
+        self.applied[row.key] = row.shard, row.position
+        groups = self.by_topic.setdefault(row.key, {})
+        for name, each in members["groups"].items():
+            group = groups[name] = Group(each["c"], each["made"])
+            group.next_seq, group.updated_ms = each["n"], each["moved"]
+            for first, last, deliveries in each["free"]:
+                group.free.add(first, last, deliveries)
+            for first, last in each["settled"]:
+                group.settled.add(first, last, None)
+            for first, last, consumer, left_ms, deliveries in each["leases"]:
+                group.lease(first, last, Lease(consumer, mono_ms + left_ms - age_ms, deliveries))
 
     # ---- help ------------------------------------------------------------------------------------------------------------------------
 

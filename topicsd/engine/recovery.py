@@ -135,8 +135,8 @@ class Replayer:
         self.sequencer.leave_hole(slot, last_seq, reason)
         self.sequencer.set_last_position(slot, position)
 
-    def _group(self, _slot: int, topic_id: int, _base_seq: int, body: bytes, _position: int) -> None:
-        self.engine.groups.replay(topic_id, body)
+    def _group(self, slot: int, topic_id: int, _base_seq: int, body: bytes, position: int) -> None:
+        self.engine.groups.replay(topic_id, self.sequencer.topic(slot)["shard"], position, body)
 
 
 def plan_for(state: State) -> Plan:
