@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, store_relaxed_64
 from topicsd._native.frame cimport entry_bytes, entry_has_node, entry_has_tag, entry_node, entry_payload_bytes, entry_tag
-from topicsd._native.index cimport view_entries, view_hole_start, view_lower_bound_ts
+from topicsd._native.index cimport view_entries, view_hole_part, view_hole_start, view_lower_bound_ts
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_DEDUPE_NODE, entry_ext, record_entry,
@@ -107,21 +107,17 @@ cdef bint _wanted(const Page *page, const record_entry *record) noexcept nogil:
 
 cdef int _cross_hole(Page *page, uint64_t seq) noexcept nogil:
     """Begin the page with the tombstone of the hole at `seq`: up to its last contiguous seq, reasons merged."""
-    cdef index_entry entries[64]
-    cdef uint64_t at = seq
-    cdef uint32_t reason = 0, other, number, count
-    cdef bint ended = False
-    while at <= page.floors.head and not ended:
-        count = <uint32_t>min(page.floors.head + 1 - at, <uint64_t>64)
-        if view_entries(page.reader.regions, &page.view, at, count, entries) != 0:
-            return READ_STALE
-        for number in range(count):
-            if not entries[number].flags & INDEX_HOLE:
-                ended = True
-                break
-            other = (entries[number].flags >> 8) & 0xFF
-            reason = other if reason == 0 or reason == other else <uint32_t>LOSS_MIXED
-            at += 1
+    cdef index_entry entry
+    cdef uint64_t at = seq, end
+    cdef uint32_t reason = 0, other
+    while at <= page.floors.head:
+        end = min(view_hole_part(page.reader.regions, &page.view, at, &other), page.floors.head)
+        if end == 0:
+            if view_entries(page.reader.regions, &page.view, at, 1, &entry) != 0:
+                return READ_STALE
+            break
+        reason = other if reason == 0 or reason == other else <uint32_t>LOSS_MIXED
+        at = end + 1
     page.tombstone.gap_from = seq
     page.tombstone.gap_to = at - 1
     page.tombstone.reason = reason if reason else <uint32_t>LOSS_MIXED

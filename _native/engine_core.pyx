@@ -12,6 +12,7 @@ from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport clock_mono_ns, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.batch cimport BATCH_APPEND, Batch, free_owned, queue_at, queue_push
+from topicsd._native.durable cimport durable_settle
 from topicsd._native.files cimport FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
@@ -223,8 +224,9 @@ cdef class EngineCore(Sequencer):
         """Return the writer's words of a topic by name."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
         return {
-            "topic_id": topic.topic_id, "head": topic.head, "earliest": topic.earliest, "cap_lost": topic.cap_lost,
-            "ttl_lost": topic.ttl_lost, "hole_lost": topic.hole_lost, "count": topic.count, "bytes": topic.bytes, "next_seq": topic.next_seq,
+            "topic_id": topic.topic_id, "head": topic.head, "durable_head": topic.durable_head, "earliest": topic.earliest,
+            "cap_lost": topic.cap_lost, "ttl_lost": topic.ttl_lost, "hole_lost": topic.hole_lost, "count": topic.count,
+            "bytes": topic.bytes, "next_seq": topic.next_seq,
             "last_ts": topic.last_ts, "ceiling_durable": topic.ceiling_durable, "ceiling_asked": topic.ceiling_asked, "shard": topic.shard,
             "pending_batches": topic.pending_batches, "durability": topic.config.durability,
             "last_position": self.core.privates[slot].last_position if self.core.privates[slot] != NULL else 0,
@@ -284,6 +286,10 @@ cdef class EngineCore(Sequencer):
         self.core.regions.control.records_live = self.core.regions.control.bytes_live = self.core.regions.control.topics = 0
         self.core.regions.control.queue_topics = 0
         memset(self.core.regions.control.topics_by_class, 0, 4 * sizeof(uint64_t))
+
+    def settle_durable_heads(self):
+        """Say that every head is durable: called once, when all that the log has shown is synced."""
+        durable_settle(self.core.regions)
 
     def build_order(self):
         """Sort all names once, after replay; from here on each creation and removal keeps the order."""

@@ -41,5 +41,7 @@ cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t fi
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil
 # First seq, not below `low`, of the hole that ends at `seq`; seq + 1 when `seq` is in no hole.
 cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t low) noexcept nogil
+# Last seq of a part of a hole that has one reason and is found in one step (an entry, or a page); 0: no hole there, or stale.
+cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil
 # Last seq of the hole that holds `seq`, whatever its reasons (the first one is told); 0 when `seq` is in no hole or out of range.
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil

@@ -473,22 +473,31 @@ cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view,
 
 
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil:
-    cdef index_entry entry
-    cdef const uint32_t *directory = _view_directory(regions, view)
-    cdef uint64_t end = 0, number
-    cdef uint32_t page
+    cdef uint64_t end = 0, part
+    cdef uint32_t other
     reason[0] = 0
-    while seq <= view.head and view_entries(regions, view, seq, 1, &entry) == 0 and entry.flags & INDEX_HOLE:
+    while True:
+        part = view_hole_part(regions, view, seq, &other)
+        if part == 0:
+            return end
         if reason[0] == 0:
-            reason[0] = (entry.flags >> 8) & 0xFF
-        number = seq - view.index_base
-        end = seq
-        if view.index_paged and directory != NULL:
-            page = load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])
-            if not is_page(page):
-                end = min(seq + INDEX_PAGE_ENTRIES - 1 - number % INDEX_PAGE_ENTRIES, view.head)
+            reason[0] = other
+        end = part
         seq = end + 1
-    return end
+
+
+cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil:
+    cdef index_entry entry
+    cdef const uint32_t *directory
+    cdef uint64_t number = seq - view.index_base
+    reason[0] = 0
+    if seq > view.head or view_entries(regions, view, seq, 1, &entry) != 0 or not entry.flags & INDEX_HOLE:
+        return 0
+    reason[0] = (entry.flags >> 8) & 0xFF
+    directory = _view_directory(regions, view)
+    if view.index_paged and directory != NULL and not is_page(load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])):
+        return min(seq + INDEX_PAGE_ENTRIES - 1 - number % INDEX_PAGE_ENTRIES, view.head)
+    return seq
 
 
 cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t low) noexcept nogil:

@@ -14,6 +14,7 @@ from topicsd._native.batch cimport (
     queue_push,
 )
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
+from topicsd._native.durable cimport durable_look
 from topicsd._native.ephemeral cimport arena_put
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at
@@ -481,6 +482,7 @@ cdef class Sequencer:
                             self._note_failed(number, batch.place & POSITION_MASK)
                     self._fail(batch)
             self._show_pending(number)
+            durable_look(&self.core.durable, self.core.regions, number)
 
     cdef int _note_failed(self, int number, uint64_t position) noexcept:
         self.failed.setdefault(number, []).append(position)

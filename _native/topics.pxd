@@ -6,10 +6,12 @@
 # order of stores in `publish`          why
 #   index entries, then head (release)  a reader that sees the head finds the entry
 #   fence (seq_cst), then the watchers  a waiter sets its bit, fences, looks at the head: one of the two sees the other
+#   durable head, before the fence      it lags until the sync (durable.pxd)
 #   count, bytes, floors (relaxed)      each is right on its own; a reader that needs them together looks at head last
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from topicsd._native.dedupe cimport Dedupe
+from topicsd._native.durable cimport DurableHeads
 from topicsd._native.ephemeral cimport Arena, ChunkList
 from topicsd._native.layout cimport frame_header, index_entry, topic_slot
 from topicsd._native.regions cimport Regions
@@ -28,6 +30,7 @@ cdef struct Core:
     Regions *regions
     Private **privates          # by slot, NULL until needed
     Arena arena
+    DurableHeads durable
     index_entry *entries        # scratch: the entries of one batch
     uint32_t entries_room
     uint64_t bells              # ring slots to ring at the end of the turn, a bit each

@@ -3,6 +3,7 @@ from libc.string cimport memset
 
 from topicsd._native.atomics cimport and_64, fence_seq_cst, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.dedupe cimport dedupe_free
+from topicsd._native.durable cimport durable_close, durable_moved, durable_open
 from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
 from topicsd._native.index cimport index_append, index_at, index_hole, index_hole_reason, index_trim
 from topicsd._native.layout cimport (
@@ -23,7 +24,7 @@ cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) n
     core.entries = <index_entry *>malloc(ENTRIES_FIRST * sizeof(index_entry))
     core.entries_room = ENTRIES_FIRST
     arena_reset(&core.arena, ephemeral_bytes_max)
-    return 0 if core.privates != NULL and core.entries != NULL else -1
+    return 0 if core.privates != NULL and core.entries != NULL and durable_open(&core.durable, regions.control.topics_max) == 0 else -1
 
 
 cdef void core_close(Core *core) noexcept nogil:
@@ -34,6 +35,7 @@ cdef void core_close(Core *core) noexcept nogil:
                 private_drop(core, <uint32_t>slot)
     free(core.privates)
     free(core.entries)
+    durable_close(&core.durable)
     core.privates = NULL
     core.entries = NULL
 
@@ -170,6 +172,8 @@ cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil:
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef uint64_t mask
     cdef int number
+    if topic.durable_head != topic.head and not core.replaying:
+        durable_moved(&core.durable, core.regions, slot)
     fence_seq_cst()
     mask = load_relaxed_64(&topic.watchers)
     if mask == 0:

@@ -128,6 +128,7 @@ class Store:
         self.sequencer.build_order()
         self.found = replayer.found
         self.sequencer.sync()
+        self.sequencer.settle_durable_heads()
 
     def _start_shards(self, reports: list[WalkReport]) -> None:
         # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.

@@ -61,6 +61,51 @@ def test_a_record_of_an_fsync_topic_is_visible_only_after_its_sync(engine: Libra
     assert engine.answers()[token]["first_seq"] == 1 and engine.state("t")["head"] == 1
 
 
+def durable(engine: Library, topic: str) -> int:
+    slot = engine.sequencer.find(topic.encode())
+    assert slot is not None
+    return int(engine.sequencer.topic(slot)["durable_head"])
+
+
+@pytest.mark.parametrize("durability", ["disk", "memory"])
+def test_the_durable_head_follows_the_head_with_the_sync_that_covers_it(engine: Library, durability: str) -> None:
+    engine.put("t", durability=durability)
+    engine.put("other", durability=durability)
+    engine.synced = False
+    for number in range(1, 6):
+        engine.append("t", numbers(number))
+        engine.append("other", numbers(number, number))
+        assert (engine.state("t")["head"], durable(engine, "t")) == (number, 3 if number > 3 else 0)
+        if number == 3:
+            engine.sequencer.sync()
+            assert (durable(engine, "t"), durable(engine, "other")) == (3, 6)
+    engine.kill()
+    assert (durable(engine, "t"), durable(engine, "other")) == (5, 10), "what a log shows was synced before it went on"
+
+
+def test_the_durable_head_of_an_fsync_topic_is_its_head_and_a_new_topic_in_the_slot_has_its_own(engine: Library) -> None:
+    engine.put("t", durability="fsync")
+    engine.append("t", numbers(1, 2))
+    assert durable(engine, "t") == 2
+    slot = engine.sequencer.find(b"t")
+    engine.put("u", durability="disk")
+    engine.synced = False
+    engine.append("u", numbers(1, 2, 3))
+    engine.synced = True
+    engine.drop("u")
+    engine.drop("t")
+    engine.put("again", durability="disk")
+    engine.put("more", durability="disk")
+    assert slot in (engine.sequencer.find(b"again"), engine.sequencer.find(b"more"))
+    assert durable(engine, "again") == durable(engine, "more") == 0
+    engine.synced = False
+    engine.append("again", numbers(1))
+    engine.append("more", numbers(1))
+    assert durable(engine, "again") == durable(engine, "more") == 0
+    engine.sequencer.sync()
+    assert durable(engine, "again") == durable(engine, "more") == 1
+
+
 def test_a_disk_record_behind_an_unsynced_fsync_record_of_its_topic_waits_for_it(engine: Library) -> None:
     engine.put("t", durability="disk")  # its seqs are reserved far ahead: only the record before it can hold the second one back
     slot = engine.sequencer.find(b"t")

@@ -1,0 +1,1 @@
+# Nothing for Python: see durable.pxd.
