@@ -17,7 +17,7 @@ from topicsd._native.log import Shard
 from topicsd._native.log_walk import check as walk
 from topicsd._native.segment_build import Writer
 from topicsd.cli.main import main
-from topicsd.segments import dump, fsck, names
+from topicsd.segments import dump, fsck, names, scrub
 from topicsd.segments.names import name_of
 
 ROWS = [
@@ -168,6 +168,34 @@ def test_a_pack_without_its_directory_is_still_read(store: Path) -> None:
     pack_of(store).write_bytes(raw[:-64])
     report = fsck.fsck(store)
     assert report.segments == 3 and [p.what.split(":")[0] for p in report.problems] == ["directory of the pack"]
+
+
+def test_what_is_here_of_a_cold_segment_is_checked_and_dumped(store: Path) -> None:
+    name = name_of(store, 7, 5)
+    view = segment.SegmentView(name.path("index").read_bytes(), name.path("data").read_bytes())
+    name.path("flags").write_bytes(view.flags_part())
+    assert len(fsck.fsck(store).notes) == 1
+    name.path("data").unlink()
+    segment.set_deleted(name.path("flags"), [128 + 1])
+    assert lines(name.path("flags"))[1] == {"deleted": [6]}
+    report = fsck.fsck(store)
+    assert (report.problems, report.cold, report.segments) == ([], 1, 3)
+    assert next(iter(scrub.everything_below(store))).cold == name
+    for kind in ("index", "tags", "flags"):
+        raw = name.path(kind).read_bytes()
+        for offset in range(0, len(raw) - 1, 5):
+            if kind == "flags" and offset >= 128 + 7:
+                break
+            flip(name.path(kind), offset)
+            report = fsck.fsck(store)
+            scrubber = scrub.Scrubber(lambda: scrub.everything_below(store), 1 << 40)
+            while not scrubber.numbers.passes:
+                scrubber.step(1 << 40, 0)
+            assert {p.path for p in report.problems} >= {name.path(kind)} and scrubber.numbers.problems >= 1, (kind, offset)
+            name.path(kind).write_bytes(raw)
+        name.path(kind).unlink()
+        assert fsck.fsck(store).problems
+        name.path(kind).write_bytes(raw)
 
 
 def test_a_newer_format_is_refused_and_not_touched(store: Path) -> None:

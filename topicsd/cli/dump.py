@@ -11,7 +11,7 @@ import click
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def dump(file: Path) -> None:
-    """Print any FILE of a data directory as JSON lines: log, .data, .idx, .tag, .pack, snapshot."""
+    """Print any FILE of a data directory as JSON lines: log, .data, .idx, .tag, .del, .pack, snapshot."""
     from topicsd._native.segment import SegmentError
     from topicsd.segments.dump import dump as lines
 

@@ -31,7 +31,7 @@ def fsck(directory: Path, repair: bool) -> None:
     for line in report.done:
         click.echo(f"done: {line}")
     click.echo(
-        f"{report.files} files, {report.bytes} bytes: {report.log_frames} log frames, {report.segments} segments with {report.records} records"
+        f"{report.files} files, {report.bytes} bytes: {report.log_frames} log frames, {report.segments} segments ({report.cold} cold) with {report.records} records"
         f" ({report.deleted} flagged as deleted); {len(report.problems)} problems"
     )
     sys.exit(EXIT_REFUSED if report.refused else EXIT_PROBLEMS if report.problems else 0)

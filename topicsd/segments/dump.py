@@ -185,7 +185,13 @@ def _told(tag: bytes) -> orjson.Fragment | str:
     return orjson.Fragment(b'"' + tag + b'"')
 
 
-_SHOW: dict[str, Callable[[bytes, Header | None], Iterator[Line]]] = {"data": _data, "index": _index, "tags": _tags}
+def _flags(raw: bytes, header: Header | None) -> Iterator[Line]:
+    if header is not None:
+        deleted = [seq for seq in range(header.first_seq, header.last_seq + 1) if raw[128 + seq - header.first_seq] == FLAG_DELETED]
+        yield {"deleted": deleted}
+
+
+_SHOW: dict[str, Callable[[bytes, Header | None], Iterator[Line]]] = {"data": _data, "index": _index, "tags": _tags, "flags": _flags}
 
 
 # ---- packs
@@ -228,6 +234,14 @@ FORMATS: dict[bytes, Callable[[Path, bytes], Iterator[Line]]] = {
     b"TPSGDAT1": _part("data"),
     b"TPSGIDX1": _part("index"),
     b"TPSGTAG1": _part("tags"),
+    b"TPSGDEL1": _part("flags"),
     b"TPPPACK1": _pack,
 }
-SUFFIXES = {".log": _log, ".data": FORMATS[b"TPSGDAT1"], ".idx": FORMATS[b"TPSGIDX1"], ".tag": FORMATS[b"TPSGTAG1"], ".pack": _pack}
+SUFFIXES = {
+    ".log": _log,
+    ".data": FORMATS[b"TPSGDAT1"],
+    ".idx": FORMATS[b"TPSGIDX1"],
+    ".tag": FORMATS[b"TPSGTAG1"],
+    ".del": FORMATS[b"TPSGDEL1"],
+    ".pack": _pack,
+}

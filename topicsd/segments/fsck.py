@@ -17,7 +17,7 @@ from topicsd._native.segment import SegmentError
 from topicsd.segments import names
 from topicsd.segments.names import Name, Place
 from topicsd.segments.repair import move_aside, repair
-from topicsd.segments.verify import Checked, Problem, Verifier, load, pack_places
+from topicsd.segments.verify import Checked, Problem, Verifier, check_cold, load, pack_places
 
 CHECKS: list[Callable[[Path], Iterable[Problem]]] = []
 
@@ -34,6 +34,7 @@ class Report:
     bytes: int = 0
     log_frames: int = 0
     segments: int = 0
+    cold: int = 0  # of them
     records: int = 0
     deleted: int = 0
 
@@ -113,6 +114,11 @@ def _check_segments(data_dir: Path, report: Report, mend: bool) -> None:
         else:
             report.problems.append(Problem(path, 0, "no file of this name belongs here"))
     for name, kinds in alone.items():
+        if "data" not in kinds and "flags" in kinds:
+            _check_cold(name, report)
+            continue
+        if "flags" in kinds:
+            report.notes.append(f"{name.path('flags')}: the data file is still here: it waits for its move to the cold tier, or to be removed")
         if "data" not in kinds:
             report.problems.append(Problem(name.path("data"), 0, "the data file is missing", loses=True))
             continue
@@ -147,6 +153,18 @@ def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Pat
     if quarantine is not None and checked.problems:
         report.done += repair(checked, quarantine)
         verifier.forget()
+
+
+def _check_cold(name: Name, report: Report) -> None:
+    """What of a cold segment is here; its data part is the cold store's to keep."""
+    try:
+        checked = check_cold(name)
+    except SegmentError as wrong:
+        report.refused.append(f"{name.path('index')}: {wrong}")
+        return
+    report.segments += 1
+    report.cold += 1
+    report.problems += checked.problems
 
 
 def _note_overlaps(found: list[Name], report: Report) -> None:

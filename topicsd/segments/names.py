@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 SUFFIXES = {"data": ".data", "index": ".idx", "tags": ".tag"}
+FLAGS_SUFFIX = ".del"  # of a cold segment: its flag bytes, beside the index
 TOPICS, PACKS = "topics", "packs"
-_NAME = re.compile(r"(\d{20})(?:\.([1-9]\d*))?\.(data|idx|tag)")
+_NAME = re.compile(r"(\d{20})(?:\.([1-9]\d*))?\.(data|idx|tag|del)")
 _PACK = re.compile(r"(\d{20})\.pack")
 
 
@@ -23,9 +24,9 @@ class Name(NamedTuple):
     edition: int = 0
 
     def path(self, kind: str) -> Path:
-        """The file of one part: "data", "index" or "tags"."""
+        """The file of one part: "data", "index", "tags" or "flags"."""
         edition = f".{self.edition}" if self.edition else ""
-        return self.folder / f"{self.first_seq:020d}{edition}{SUFFIXES[kind]}"
+        return self.folder / f"{self.first_seq:020d}{edition}{FLAGS_SUFFIX if kind == 'flags' else SUFFIXES[kind]}"
 
 
 class Spot(NamedTuple):
@@ -76,7 +77,7 @@ def parse(path: Path) -> tuple[Name, str] | None:
         return None
     if not found or len(path.parent.name) != 16:
         return None
-    kind = {"data": "data", "idx": "index", "tag": "tags"}[found[3]]
+    kind = {"data": "data", "idx": "index", "tag": "tags", "del": "flags"}[found[3]]
     return Name(path.parent, topic_id, int(found[1]), int(found[2] or 0)), kind
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from topicsd._native.segment import SegmentError
 from topicsd.segments import names
-from topicsd.segments.names import Place
-from topicsd.segments.verify import Problem, Verifier, load, pack_places
+from topicsd.segments.names import Name, Place
+from topicsd.segments.verify import Problem, Verifier, check_cold, load, pack_places
 
 PROBLEMS_MAX = 1000  # kept to be shown; all are counted
 PASS_PAUSE_MS = 60_000  # an empty store must not be listed in a loop
@@ -17,11 +17,15 @@ PASS_PAUSE_MS = 60_000  # an empty store must not be listed in a loop
 
 @dataclass(frozen=True)
 class Item:
-    """A segment to look at. `deleted` asks for the manifest's count of deletes (None: unknown), `gone` whether it has been retired meanwhile."""
+    """A segment to look at. `deleted` asks for the manifest's count of deletes (None: unknown), `gone` whether it has been retired meanwhile.
+
+    `cold`: its data part is in the cold tier; index, tags and flags are looked at.
+    """
 
     place: Place
     deleted: Callable[[], int | None] = lambda: None
     gone: Callable[[], bool] = lambda: False
+    cold: Name | None = None
 
 
 @dataclass
@@ -109,10 +113,10 @@ class Scrubber:
     def _check(self, item: Item) -> tuple[list[Problem], int]:
         before = item.deleted()
         try:
-            checked = self._verifier.check(item.place, deleted=before)
+            checked = check_cold(item.cold) if item.cold else self._verifier.check(item.place, deleted=before)
         except (SegmentError, OSError) as wrong:
             return [Problem(item.place.data.path, item.place.data.offset, str(wrong), loses=True)], 0
-        if item.deleted() != before:  # the count has moved while the bytes were read: compare the rest
+        if item.cold is None and item.deleted() != before:  # the count has moved while the bytes were read: compare the rest
             bytes_read = checked.bytes_read
             checked = self._verifier.check(item.place)
             return checked.problems, bytes_read
@@ -125,5 +129,7 @@ def everything_below(data_dir: Path) -> Iterator[Item]:
         named = names.parse(path)
         if named and named[1] == "data":
             yield Item(names.place_of(named[0]))
+        elif named and named[1] == "flags" and not named[0].path("data").exists():
+            yield Item(names.place_of(named[0]), cold=named[0])
         elif names.pack_number(path) is not None:
             yield from (Item(place) for place in pack_places(path, load(path)[0])[0])

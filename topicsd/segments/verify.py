@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topicsd._native import segment_pack
-from topicsd._native.segment import STATUS, SegmentError, header_of
+from topicsd._native.segment import STATUS, SegmentError, SegmentView, header_of
 from topicsd._native.segment_repair import Examiner, Findings
 from topicsd.segments.names import Name, Place, Spot, place_of
 
 OK, NOT_ONE, NEWER, BAD_FRAME, MISMATCH = 0, 2, 4, 7, 5
 PAGE_BYTES = 4096
+FLAG_DELETED = 0xD5
 KINDS = ("data", "index", "tags")
 _MAGIC_DATA = b"TPSGDAT1"
 
@@ -238,6 +239,58 @@ def found_parts(path: Path, raw: bytes) -> Iterator[Place]:
             except SegmentError:
                 pass
         at = raw.find(_MAGIC_DATA, at + step)
+
+
+# ---- cold segments: what of them is here
+
+
+def check_cold(name: Name) -> Checked:
+    """Verify the index, the tags and the flags of a segment whose data part is in the cold tier. Raises SegmentError for a newer format, OSError."""
+    out = Checked(place_of(name))
+    raws: dict[str, bytes] = {}
+    for kind in ("index", "tags", "flags"):
+        try:
+            raws[kind], bad = load(name.path(kind))
+        except FileNotFoundError:
+            out.problems.append(Problem(name.path(kind), 0, "the file is missing", loses=kind == "flags", kind=kind))
+            continue
+        out.bytes_read += len(raws[kind])
+        out.problems += [Problem(name.path(kind), offset, "the disk does not give this page back", kind=kind) for offset in bad]
+    if "index" in raws:
+        _judge_cold(out, name, raws)
+    return out
+
+
+def _judge_cold(out: Checked, name: Name, raws: dict[str, bytes]) -> None:
+    def told(kind: str, wrong: SegmentError | None, what: str = "") -> None:
+        if wrong is not None and wrong.status == NEWER:
+            raise wrong
+        words = what or f"{kind}: {STATUS[wrong.status] if wrong else ''}"
+        out.problems.append(Problem(name.path(kind), 0, words, loses=kind == "flags", kind=kind))
+
+    try:
+        view = SegmentView(raws["index"])
+        status, upto = view.check(view.first_seq, view.last_seq - view.first_seq + 1)
+        if status:
+            told("index", None, f"index: {STATUS[status]} at seq {upto}")
+        elif (view.topic_id, view.first_seq) != (name.topic_id, name.first_seq):
+            told("index", None, f"it is the index of topic {view.topic_id} from seq {view.first_seq} on")
+    except SegmentError as wrong:
+        told("index", wrong)
+        return
+    try:
+        if "tags" in raws:
+            SegmentView(raws["index"], tags=raws["tags"]).find_tags(b"")
+    except SegmentError as wrong:
+        told("tags", wrong)
+    try:
+        if "flags" in raws:
+            view.take_flags(raws["flags"])
+            odd = len(raws["flags"]) - 128 - raws["flags"].count(0, 128) - raws["flags"].count(FLAG_DELETED, 128)
+            if odd:
+                told("flags", None, f"{odd} flag bytes that mean nothing")
+    except SegmentError as wrong:
+        told("flags", wrong)
 
 
 def verify_name(name: Name, **options: bool) -> Checked:

@@ -1,0 +1,236 @@
+"""The cold tier: data parts of old segments in another folder or in an object store. Index, tags and flags stay on the fast disk.
+
+    put (copy, synced) -> verify what the store gives back -> flags beside the index -> the manifest says cold -> the hot data file goes
+
+A store may be slow, hang or be gone: nothing here is called by the writer or by a worker's loop; `topicsd/segments/cold_reader.py` reads in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from topicsd._native.files import FileSystem
+from topicsd._native.segment import SegmentError, SegmentView
+from topicsd._native.segment_build import make_folder
+from topicsd._native.segment_repair import Examiner
+from topicsd._native.whole_files import copy_whole, write_whole
+from topicsd.segments.names import Name, place_of, topic_folder
+
+HEADER_BYTES = 128
+CLIENT_TIMEOUT = "10s"  # of one request to an object store
+CONNECT_TIMEOUT = "3s"
+
+
+class ColdError(Exception):
+    """Say that the cold store failed or gave back something else than was put there."""
+
+
+class ColdMissingError(ColdError):
+    """Say that an object is not there."""
+
+
+class Cold(Protocol):
+    """Where data parts go. Names are paths relative to the data directory. Every call may block and raises ColdError."""
+
+    def put(self, name: str, path: Path) -> None:
+        """Copy a file there, durably when it returns; what was there under the name is replaced whole."""
+        ...
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on, fewer at the object's end."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes of an object."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        ...
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """The names of all objects that begin with `prefix`, in order."""
+        ...
+
+
+class FolderCold:
+    """A folder, on a slower or larger disk."""
+
+    def __init__(self, root: Path, files: FileSystem | None = None) -> None:
+        self.root = root
+        self._files = files
+
+    def put(self, name: str, path: Path) -> None:
+        """Copy a file there: synced, renamed, directory synced."""
+        try:
+            make_folder(self.root, str(Path(name).parent), self._files)
+            copy_whole(path, self.root / name, self._files)
+        except OSError as wrong:
+            raise ColdError(f"{self.root / name}: {wrong}") from wrong
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Bytes of a file."""
+        try:
+            with (self.root / name).open("rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(length) or b""
+        except FileNotFoundError as wrong:
+            raise ColdMissingError(f"{self.root / name} is not there") from wrong
+        except OSError as wrong:
+            raise ColdError(f"{self.root / name}: {wrong}") from wrong
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        try:
+            return (self.root / name).stat().st_size
+        except FileNotFoundError as wrong:
+            raise ColdMissingError(f"{self.root / name} is not there") from wrong
+        except OSError as wrong:
+            raise ColdError(f"{self.root / name}: {wrong}") from wrong
+
+    def delete(self, name: str) -> None:
+        """Unlink a file."""
+        try:
+            (self.root / name).unlink(missing_ok=True)
+        except OSError as wrong:
+            raise ColdError(f"{self.root / name}: {wrong}") from wrong
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """The files below the folder."""
+        found = (str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file() and path.suffix != ".tmp")
+        yield from sorted(name for name in found if name.startswith(prefix))
+
+
+class ObjectCold:
+    """An object store by URL, through obstore. Credentials come from the environment, as the store's own tools take them."""
+
+    def __init__(self, url: str, **config: Any) -> None:
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError as wrong:
+            raise ColdError(f"{url}: an object store needs the extra `s3` (pip install 'topicsd[s3]')") from wrong
+        self._obstore = obstore
+        options = {"timeout": CLIENT_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT} | config.pop("client_options", {})
+        try:
+            self._store = from_url(url, client_options=options, retry_config={"max_retries": 2}, **config)
+        except Exception as wrong:
+            raise ColdError(f"{url}: {wrong}") from wrong
+        self.url = url
+
+    def _call(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return function(self._store, *args, **options)
+        except FileNotFoundError as wrong:
+            raise ColdMissingError(f"{self.url}/{name} is not there") from wrong
+        except Exception as wrong:
+            raise ColdError(f"{self.url}/{name}: {type(wrong).__name__}: {str(wrong)[:500]}") from wrong
+
+    def put(self, name: str, path: Path) -> None:
+        """Upload a file: large ones in parts, visible at once when the last one is there."""
+        self._call(name, self._obstore.put, name, path)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Bytes of an object, by a range request."""
+        if length <= 0:
+            return b""
+        try:
+            return bytes(self._call(name, self._obstore.get_range, name, start=offset, end=offset + length))
+        except ColdMissingError:
+            raise
+        except ColdError:  # a range that begins behind the end is refused
+            if offset >= self.size(name):
+                return b""
+            raise
+
+    def size(self, name: str) -> int:
+        """Bytes of an object."""
+        return int(self._call(name, self._obstore.head, name)["size"])
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        try:
+            self._call(name, self._obstore.delete, name)
+        except ColdMissingError:
+            pass
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """List all objects, page by page."""
+        folder = prefix.rpartition("/")[0] or None
+        stream = iter(self._call(prefix, self._obstore.list, prefix=folder))
+        found = []
+        while batch := self._call(prefix, lambda _: next(stream, None)):
+            found += [meta["path"] for meta in batch if meta["path"].startswith(prefix)]
+        yield from sorted(found)
+
+
+def open_cold(place: str, files: FileSystem | None = None, **config: Any) -> Cold:
+    """Open what TOPICS_COLD_DIR names: a folder's path or an object store's URL. Raises ColdError."""
+    if len(urlsplit(place).scheme) > 1:
+        return ObjectCold(place, **config)
+    root = Path(place)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise ColdError(f"{place}: {wrong}") from wrong
+    return FolderCold(root, files)
+
+
+# ---- moving a segment there
+
+
+def cold_name(name: Name) -> str:
+    """The name of a segment's data part in the cold tier."""
+    return f"{topic_folder(name.topic_id)}/{name.path('data').name}"
+
+
+def flags_path(name: Name) -> Path:
+    """The file with the flag bytes of a cold segment."""
+    return name.path("flags")
+
+
+def copy_to_cold(cold: Cold, name: Name, files: FileSystem | None = None) -> int:
+    """Copy a segment's data part to the cold tier, read it back and verify it, then write its flags file beside the index. Bytes copied.
+
+    The hot data file stays: whoever publishes the move sets `late_flags` first, and removes it afterwards. May be done again after a crash.
+    Raises ColdError (also when something else comes back than was put), SegmentError (the hot segment is damaged), OSError.
+    """
+    place = place_of(name)
+    index, data = place.index.path.read_bytes(), place.data.path.read_bytes()
+    view = SegmentView(index, data)
+    status, upto = view.check(view.first_seq, view.last_seq - view.first_seq + 1)
+    if status:
+        raise SegmentError(status, f"{place.data.path}, seq {upto}")
+    target = cold_name(name)
+    cold.put(target, place.data.path)
+    back = cold.read(target, 0, len(data) + 1)
+    if len(back) != len(data) or not _same(back, index):
+        raise ColdError(f"{target}: what the cold store gives back is not what was put there")
+    write_whole(flags_path(name), view.flags_part(), files)
+    return len(data)
+
+
+def _same(data: bytes, index: bytes) -> bool:
+    """Say whether a data part is whole and the one that the index belongs to; flag bytes may differ."""
+    try:
+        found = Examiner().examine(data, index)
+    except (SegmentError, OSError):
+        return False
+    return found.data_status == 0 and found.index_status == 0
+
+
+def late_flags(name: Name) -> list[int]:
+    """Offsets in the flags file to be set for what has been deleted in the hot data file since the flags file was written."""
+    place = place_of(name)
+    hot = SegmentView(place.index.path.read_bytes(), place.data.path.read_bytes())
+    flags = flags_path(name).read_bytes()
+    now = hot.flags_part()
+    return [offset for offset in range(HEADER_BYTES, len(now)) if now[offset] != flags[offset]]
+
+
+def flag_offset(first_seq: int, seq: int) -> int:
+    """Offset in the flags file of a seq's flag byte."""
+    return HEADER_BYTES + seq - first_seq
