@@ -129,8 +129,7 @@ cdef struct Segment:
     uint64_t *tags_marks           # index_marks of the map that holds the tags part
     uint64_t index_offset          # of the index part in its file: where its marks begin
     uint64_t tags_offset
-    uint64_t data_from             # a window of a cold data part: what stands below it is not in memory (data.at counts from the part's start
-                                   # all the same, and is set after segment_open). 0: the part is whole
+    uint64_t data_from             # of a window of a cold data part: below it nothing is in memory; set with data.at after segment_open. 0: whole
     const uint8_t *flags           # of a cold segment: its flag bytes, one a seq (segment_open_flags); NULL: they stand in the data part
 
 # ---- open: all return SEGMENT_OK, another segment_status, or -EIO

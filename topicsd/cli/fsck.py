@@ -30,8 +30,7 @@ def fsck(directory: Path, repair: bool) -> None:
         click.echo(f"note: {note}")
     for line in report.done:
         click.echo(f"done: {line}")
-    click.echo(
-        f"{report.files} files, {report.bytes} bytes: {report.log_frames} log frames, {report.segments} segments ({report.cold} cold) with {report.records} records"
-        f" ({report.deleted} flagged as deleted); {len(report.problems)} problems"
-    )
+    click.echo(f"{report.files} files, {report.bytes} bytes, {report.log_frames} log frames")
+    click.echo(f"{report.segments} segments ({report.cold} cold) with {report.records} records, {report.deleted} flagged as deleted")
+    click.echo(f"{len(report.problems)} problems")
     sys.exit(EXIT_REFUSED if report.refused else EXIT_PROBLEMS if report.problems else 0)
