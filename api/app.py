@@ -12,13 +12,14 @@ import structlog
 from topicsd import errors
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import groups, later, metrics, probes, queries, records, socket, topics
+from topicsd.api import groups, later, metrics, openapi, probes, queries, records, socket, topics
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
-from topicsd.api.gate import EXCHANGE, Gate, Route
+from topicsd.api.gate import EXCHANGE, Gate, Route, exchange_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 log = structlog.get_logger("api")
+access = structlog.get_logger("access")
 
 
 def make_falcon(context: Context) -> Any:
@@ -37,7 +38,7 @@ def make_falcon(context: Context) -> Any:
 
 
 def routes(context: Context) -> dict[str, Route]:
-    """Return every resource by its path; api/openapi.py describes them, and a test holds the two together."""
+    """Return every resource by its path; api/operations.py describes them, and a test holds the two together."""
     return {
         "/v0/topics": topics.Topics(context),
         "/v0/topics/{topic}": topics.Topic(context),
@@ -48,6 +49,7 @@ def routes(context: Context) -> dict[str, Route]:
         "/v0/ready": probes.Ready(context),
         "/readyz": probes.Ready(context),
         "/v0/metrics": metrics.Metrics(context),
+        "/v0/openapi.json": openapi.OpenApi(context),
         "/v0/ws": socket.SocketRoute(context),
         **groups.routes(context),
         **later.routes(context),
@@ -55,6 +57,7 @@ def routes(context: Context) -> dict[str, Route]:
 
 
 async def _on_error(req: Any, resp: Any, error: errors.TopicsError, params: Any) -> None:
+    exchange_of(req).refused = error
     wire.write(resp, error)
 
 
@@ -68,8 +71,23 @@ async def _on_falcon(req: Any, resp: Any, wrong: falcon.HTTPError, params: Any) 
 
 async def _on_bug(req: Any, resp: Any, wrong: Exception, params: Any) -> None:
     # Neither headers nor query: a token never gets into a log.
-    log.error("internal error", method=req.method, path=req.path, exc_info=wrong)
+    log.error("internal error", method=req.method, path=req.path, request_id=exchange_of(req).request_id.decode(), exc_info=wrong)
     wire.write(resp, errors.Internal("internal error; the server's log has more"))
+
+
+def _log_access(exchange: Exchange, status: int, sent: int) -> None:
+    """Log one request; its path without the query, where a token may stand."""
+    access.info(
+        "request",
+        request_id=exchange.request_id.decode(),
+        method=exchange.scope["method"],
+        path=exchange.scope["path"],
+        status=status,
+        bytes_in=exchange.body_bytes,
+        bytes_out=sent,
+        us=exchange.spent_us,
+        key=exchange.key.index,
+    )
 
 
 class Door:
@@ -96,6 +114,7 @@ class Door:
             nonlocal status, sent
             if event["type"] == "http.response.start":
                 status = event["status"]
+                event["headers"] = [*event.get("headers", ()), (b"x-request-id", exchange.request_id)]
             else:
                 sent += len(event.get("body", b""))
             await send(event)
@@ -114,5 +133,10 @@ class Door:
             shared.add_worker(ring, "bytes_out", sent)
             if status >= 500:
                 shared.add_worker(ring, "errors_5xx")
+            if exchange.refused is not None:
+                context.count_refusal(exchange.refused)
+            context.meters.request(ring, exchange.operation, status, exchange.spent_us)
+            if context.settings.access_log:
+                _log_access(exchange, status, sent)
         if exchange.owes_body:
             await exchange.linger()

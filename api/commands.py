@@ -192,6 +192,7 @@ class Commands:
     def _refuse(self, request_id: RequestId, wrong: errors.TopicsError) -> None:
         if wrong.code == "throttled":
             self.context.shared.add_worker(self.context.ring, "throttled")
+            self.context.count_refusal(wrong)
         self.answer("error", request_id, orjson.dumps(wrong.to_json()))
 
     def _failed(self, request_id: RequestId, wrong: BaseException) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from topicsd import errors, limits
+from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
 from topicsd._native.scan import Diff, Limits
 from topicsd.api.auth import Keyring
 from topicsd.api.calls import Calls
 from topicsd.api.exchange import Budget, Exchange
 from topicsd.api.polls import Polls
+from topicsd.metrics import limit_number
 from topicsd.settings import Settings
 from topicsd.topic_config import check_topic_name
 
@@ -70,13 +73,19 @@ class Context:
     started_ns: int  # when the server started, CLOCK_MONOTONIC
     draining: bool = False
     sessions: Any = None  # watch sessions, and the count of streams
-    meters: Any = None
+    meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them
+    ring_depths: Callable[[], list[int]] = list
     routes: dict[str, Any] = field(default_factory=dict)  # resources by their path, for commands of a WebSocket
     sockets: Any = None  # api.socket.Sockets
     write_limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
         self.write_limits = write_limits_of(self.settings)
+
+    def count_refusal(self, error: errors.TopicsError) -> None:
+        """Count a 429 by what was reached."""
+        if error.code == "throttled":
+            self.meters.limit(self.ring, limit_number(error.detail))
 
     @property
     def now_ms(self) -> int:

@@ -7,6 +7,10 @@ and a client that leaves in the middle raises before anything is committed.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import re
+import secrets
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,11 +18,23 @@ from typing import Any
 
 from topicsd import limits
 from topicsd.api.auth import ANYONE, Key
-from topicsd.errors import Invalid, PayloadTooLarge, Pressure, UnsupportedMediaType
+from topicsd.errors import Invalid, PayloadTooLarge, Pressure, TopicsError, UnsupportedMediaType
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 EMPTY = {"type": "http.request", "body": b"", "more_body": False}
 LINGER_S_MAX = 2.0  # an upload that was refused early is read on for so long, so that its sender gets to read why
+
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,64}")  # the native front has the same rule
+_seed = secrets.token_hex(4)
+_made = itertools.count(1)
+
+
+def request_id(given: bytes | None) -> bytes:
+    """Return the client's X-Request-Id where it is a plain one, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return f"{_seed}{os.getpid() & 0xFFFF:04x}{next(_made):08x}".encode()
 
 
 class Budget:
@@ -42,7 +58,23 @@ class Budget:
 class Exchange:
     """Hold the state of one request that Falcon has no place for."""
 
-    __slots__ = ("_budget", "_held", "_receive", "_whole", "body_bytes", "entered", "headers", "key", "query", "scope", "started_ns", "topic")
+    __slots__ = (
+        "_budget",
+        "_held",
+        "_receive",
+        "_whole",
+        "body_bytes",
+        "entered",
+        "headers",
+        "key",
+        "operation",
+        "query",
+        "refused",
+        "request_id",
+        "scope",
+        "started_ns",
+        "topic",
+    )
 
     def __init__(self, scope: dict[str, Any], receive: Receive, budget: Budget) -> None:
         self.scope = scope
@@ -53,6 +85,9 @@ class Exchange:
         self.query: dict[str, str] = {}
         self.entered = False  # counted among the requests in flight of its key
         self.body_bytes = 0
+        self.operation = 0  # its number in api/operations.py, 0: no such path
+        self.refused: TopicsError | None = None
+        self.request_id = request_id(self.headers.get(b"x-request-id"))
         self._receive = receive
         self._budget = budget
         self._held = 0

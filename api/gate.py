@@ -8,7 +8,7 @@ import falcon
 import falcon.asgi
 
 from topicsd import errors, limits
-from topicsd.api import answers, queries
+from topicsd.api import answers, operations, queries
 from topicsd.api.auth import Key
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange
@@ -61,6 +61,7 @@ class Gate:
             if name in params:
                 exchange.topic = queries.decoded_segment(params.pop(name))
         method = "GET" if req.method == "HEAD" else req.method
+        exchange.operation = operations.NUMBERS.get((method, req.uri_template or ""), 0)
         needed = resource.scopes.get(method)
         if needed is None:
             return  # OPTIONS, or a method this path has not: Falcon answers

@@ -7,6 +7,7 @@ import falcon.asgi
 from topicsd import errors, limits
 from topicsd.api import answers
 from topicsd.api.gate import Route, exchange_of
+from topicsd.api.operations import OPERATIONS
 from topicsd.api.reading import reading
 from topicsd.api.topics import names
 from topicsd.metrics import TopicLine, collect, to_json, to_text
@@ -32,7 +33,16 @@ class Metrics(Route):
                         lines.append(TopicLine.of(context.reader.summary(slot, context.now_ms), name.decode()))
                 except (errors.TopicNotFound, errors.NotReady):
                     continue
-        samples = collect(context.shared, limits.LOG_SHARDS_MAX, context.uptime_ms, lines, truncated)
+        samples = collect(
+            context.shared,
+            limits.LOG_SHARDS_MAX,
+            context.uptime_ms,
+            lines,
+            truncated,
+            context.meters,
+            [(operation.method, operation.path) for operation in OPERATIONS],
+            context.ring_depths(),
+        )
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))
         else:

@@ -98,7 +98,7 @@ class Socket:
             if inflated is None:
                 return
             payload = inflated
-        self._count("ws_messages_in")
+        self.context.meters.message(self.context.ring, out=False)
         self.take_message(opcode, payload)
 
     def take_message(self, opcode: int, payload: bytes) -> None:
@@ -161,7 +161,7 @@ class Socket:
 
     def say(self, text: bytes) -> None:
         """Send one text message."""
-        self._count("ws_messages_out")
+        self.context.meters.message(self.context.ring, out=True)
         if self.deflate and len(text) >= DEFLATE_BYTES_MIN:
             engine = zlib.compressobj(1, zlib.DEFLATED, -self.deflate)
             packed = engine.compress(text) + engine.flush(zlib.Z_SYNC_FLUSH)
@@ -271,10 +271,6 @@ class Socket:
             commands.end()
             self._end()
 
-    def _count(self, name: str) -> None:
-        if self.context.meters is not None:
-            self.context.meters.add(self.context.ring, name, 1)
-
 
 class Echo(Socket):
     """Say back what is said: for test suites of the protocol (TOPICS_WEBSOCKET_ECHO), never for clients. They take a ping of ours for a fault."""
@@ -350,11 +346,13 @@ async def serve(connection: Connection, scope: dict[str, Any]) -> None:
         head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n"
         connection.transport.write(head + (b"Sec-WebSocket-Extensions: " + extension + b"\r\n" if extension else b"") + b"\r\n")
         context.sockets.add(socket)
+        context.meters.sockets(context.ring, len(context.sockets.open))
         connection.stay()
         try:
             await socket.run()
         finally:
             context.sockets.open.discard(socket)
+            context.meters.sockets(context.ring, len(context.sockets.open))
     finally:
         leave()
 
@@ -404,7 +402,9 @@ def _enter(context: Context, key: Key) -> Callable[[], None]:
             refused - 1
         ]
         context.shared.add_worker(ring, "throttled")
-        raise errors.Throttled(name, most)
+        wrong = errors.Throttled(name, most)
+        context.count_refusal(wrong)
+        raise wrong
     return lambda: sessions.leave(ring, key.index)
 
 

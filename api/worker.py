@@ -28,6 +28,7 @@ log = structlog.get_logger("worker")
 
 DESCRIPTORS_RESERVED = 96  # of RLIMIT_NOFILE: listeners, bells, maps being made, the log's own
 HEARTBEAT_S = 1.0
+LAG_EVERY_S = 0.25
 PARSER_CODES = {400: "invalid_request", 413: "payload_too_large", 414: "invalid_request", 431: "invalid_request", 501: "invalid_request"}
 
 
@@ -193,6 +194,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
 
     def load_wsgi(self) -> None:
         """Open this worker's end of the shared memory and build the application on it."""
+        from topicsd._native.meters import ring_depths
         from topicsd._native.order import Order
         from topicsd._native.port import Port
         from topicsd._native.reader import Reader
@@ -221,6 +223,8 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             budget=Budget(limits.BODIES_BYTES_MAX // settings.workers),
             started_ns=runtime.started_ns,
             sockets=socket.Sockets(),
+            meters=runtime.meters,
+            ring_depths=lambda: ring_depths(shared),
         )
         self.asgi = self.app.wsgi()(self.context)
 
@@ -247,6 +251,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             self.hub.open(loop)
         for listener in self.sockets:
             self.servers.append(await loop.create_server(connection, sock=listener.sock, backlog=limits.BACKLOG))
+        self._measure_lag(loop.time())
         gc.collect()
         gc.freeze()  # what is alive now lives for ever: later collections need not look at it
         while self.alive:
@@ -259,6 +264,14 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
                 continue
         await self._shutdown()
         self.context.calls.close(loop)
+
+    def _measure_lag(self, due_s: float) -> None:
+        """Count how late the loop calls back."""
+        assert self.context is not None
+        now_s = self.loop.time()
+        self.context.meters.lag(self.ring, max(int((now_s - due_s) * 1e6), 0))
+        due_s = now_s + LAG_EVERY_S
+        self.loop.call_at(due_s, self._measure_lag, due_s)
 
     async def _shutdown(self) -> None:
         """Let the requests that are being served finish, refuse all others by 503, then close; long polls answer with what there is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,39 @@ class Regions(Protocol):
     def get(self, name: str) -> int: ...
     def shard(self, number: int) -> dict[str, Any]: ...
     def worker(self, number: int) -> dict[str, int]: ...
+
+
+class Meters(Protocol):
+    """What is used of topicsd._native.meters.Meters."""
+
+    def totals(self) -> Any: ...
+
+
+# What a 429 may name in detail.limit, in the order of the meters; "pressure" is one that names none, "other" whatever is not listed here.
+LIMITS = (
+    "other",
+    "pressure",
+    "max_topics",
+    "max_routers",
+    "max_watch_sessions",
+    "max_sse_connections",
+    "max_sse_connections_per_key",
+    "max_inflight_per_key",
+    "max_total_bytes",
+    "max_idempotency_keys",
+    "ephemeral_bytes_max",
+    "max_connections",
+    "max_groups",
+    "max_group_leases",
+)
+_LIMIT_NUMBERS = {name: number for number, name in enumerate(LIMITS)}
+
+
+def limit_number(detail: dict[str, Any]) -> int:
+    """Return the number under which a 429 with this detail is counted."""
+    if "limit" in detail:
+        return _LIMIT_NUMBERS.get(str(detail["limit"]), 0)
+    return 1 if "retry_after_ms" in detail else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +90,22 @@ class Family:
     samples: list[tuple[str, Labels, float]] = field(default_factory=list)
 
 
-def collect(shared: Regions, shards: int, uptime_ms: int, topics: Iterable[TopicLine], truncated: bool) -> list[Family]:
-    """Read all counters and gauges once. Each word is exact; together they are of about the same moment."""
-    return [*_gauges(shared, uptime_ms), *_log(shared, shards), *_workers(shared), *_topics(topics, truncated)]
+def collect(
+    shared: Regions,
+    shards: int,
+    uptime_ms: int,
+    topics: Iterable[TopicLine],
+    truncated: bool,
+    meters: Meters | None = None,
+    operations: Sequence[tuple[str, str]] = (),
+    ring_depths: Sequence[int] = (),
+) -> list[Family]:
+    """Read all counters and gauges once. Each word is exact; together they are of about the same moment.
+
+    operations: method and path of each number of the meters, from 1.
+    """
+    requests = [] if meters is None else _requests(meters.totals(), operations)
+    return [*_gauges(shared, uptime_ms), *_log(shared, shards), *_workers(shared), *_ring(ring_depths), *requests, *_topics(topics, truncated)]
 
 
 def _gauges(shared: Regions, uptime_ms: int) -> list[Family]:
@@ -82,6 +128,7 @@ def _gauges(shared: Regions, uptime_ms: int) -> list[Family]:
         gauge("topics_recovery_progress", "Share of the log that is replayed, 0 to 1.", shared.get("replay_permille") / 1000),
         gauge("topics_recovery_ms", "What the last recovery took.", shared.get("recovered_ms")),
         gauge("topics_writer_generation", "Writers started so far.", shared.generation),
+        gauge("topics_pressure", "0 none, 1 to 3: how far writes are held back.", shared.get("pressure")),
         gauge("topics_ephemeral_bytes", "Memory held by ephemeral records.", shared.get("ephemeral_bytes")),
         gauge("topics_uptime_ms", "Since the server started.", uptime_ms),
     ]
@@ -111,16 +158,20 @@ def _log(shared: Regions, shards: int) -> list[Family]:
         Family("topics_wal_read_only", "gauge", "1 when a log shard takes no writes.", [("", {}, int(any(line["read_only"] for line in lines)))])
     )
     counts = [sum(column) for column in zip(*(line["fsync_bucket"] for line in lines), strict=True)]
+    fsync_us = sum(line["fsync_us_sum"] for line in lines)
+    families.append(_histogram("topics_wal_fsync_latency_us", "What a sync takes, in microseconds.", counts, fsync_us))
+    return families
+
+
+def _histogram(name: str, text: str, counts: Sequence[int], total: int) -> Family:
+    """Build a histogram of counts whose n-th is of values up to 2**n, the last of all others."""
     samples: list[tuple[str, Labels, float]] = []
     seen = 0
     for place, count in enumerate(counts):
         seen += count
         bound = "+Inf" if place == len(counts) - 1 else str(1 << place)
         samples.append(("_bucket", {"le": bound}, seen))
-    samples.append(("_sum", {}, sum(line["fsync_us_sum"] for line in lines)))
-    samples.append(("_count", {}, seen))
-    families.append(Family("topics_wal_fsync_latency_us", "histogram", "What a sync takes, in microseconds.", samples))
-    return families
+    return Family(name, "histogram", text, [*samples, ("_sum", {}, total), ("_count", {}, seen)])
 
 
 _WORKER = (
@@ -141,6 +192,32 @@ def _workers(shared: Regions) -> list[Family]:
     families = [Family(f"topics_http_{name}", kind, text, [("", {}, sum(line[word] for line in lines))]) for name, kind, text, word in _WORKER]
     native = [("", {"route": route}, float(sum(line[f"native_{route}"] for line in lines))) for route in NATIVE_ROUTES]
     return [*families, Family("topics_front_native_total", "counter", "Requests that the native front served.", native)]
+
+
+def _ring(depths: Sequence[int]) -> list[Family]:
+    return (
+        [Family("topics_ring_depth", "gauge", "Requests in the rings that the writer has not taken yet.", [("", {}, sum(depths))])] if depths else []
+    )
+
+
+def _requests(totals: dict[str, Any], operations: Sequence[tuple[str, str]]) -> list[Family]:
+    """Build what the workers count about requests (meters.pxd); operations nobody has asked for yet are left out."""
+    by_operation: list[tuple[str, Labels, float]] = []
+    for number, statuses in enumerate(totals["operations"]):
+        method, path = operations[number - 1] if 0 < number <= len(operations) else ("", "other")
+        by_operation += [
+            ("", {"method": method, "path": path, "code": f"{hundreds}xx"}, float(count)) for hundreds, count in enumerate(statuses) if count
+        ]
+    throttled = [("", {"limit": name}, float(count)) for name, count in zip(LIMITS, totals["limits"], strict=False) if count or name == "pressure"]
+    messages = [("", {"direction": way}, float(totals[f"ws_messages_{way}"])) for way in ("in", "out")]
+    return [
+        Family("topics_http_responses_total", "counter", "Answers by operation and status.", by_operation),
+        _histogram("topics_http_request_us", "From a request's head to its answer, in microseconds.", totals["request_us"], totals["request_us_sum"]),
+        _histogram("topics_loop_lag_us", "How late the event loops of the workers are.", totals["lag_us"], totals["lag_us_sum"]),
+        Family("topics_throttled_total", "counter", "Requests refused by 429, by what was reached.", throttled),
+        Family("topics_ws_connections", "gauge", "Open WebSockets.", [("", {}, totals["ws_connections"])]),
+        Family("topics_ws_messages_total", "counter", "WebSocket messages.", messages),
+    ]
 
 
 _TOPIC = (

@@ -22,6 +22,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.errors import HaltServer
 
 from topicsd import limits, logs, processes
+from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
 from topicsd.settings import Settings
 
@@ -76,6 +77,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
 
     def __init__(self, app: Application) -> None:
         self.shared = app.shared
+        self.meters = app.meters
         self.settings = app.settings
         self.writer = Child("writer", _run_writer)
         self.keeper = Child("keeper", _run_keeper)
@@ -162,6 +164,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
     def _worker_ended(self, worker: Any, code: int) -> None:
         worker.tmp.close()
         self.shared.bury_ring(worker.ring)
+        self.meters.bury(worker.ring)
         self.shared.wake_writer()
         if code in (self.WORKER_BOOT_ERROR, self.APP_LOAD_ERROR) and not self.stopping:
             raise HaltServer("a worker failed to start", code)
@@ -268,6 +271,7 @@ class Application(BaseApplication):  # type: ignore[misc]
     def __init__(self, settings: Settings, shared: Shared, keyring: Any) -> None:
         self.settings = settings
         self.shared = shared
+        self.meters = Meters(shared.ring_slots)
         self.keyring = keyring
         self.started_ns = time.monotonic_ns()
         super().__init__()
