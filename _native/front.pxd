@@ -32,6 +32,7 @@ from cpython.ref cimport PyObject
 
 from topicsd._native.http cimport Frame, Head
 from topicsd._native.layout cimport RING_DESCRIPTORS, completion, worker_line
+from topicsd._native.meters cimport MeterLine, Meters
 from topicsd._native.port cimport Port
 from topicsd._native.reader cimport Reader
 from topicsd._native.render cimport Buffer
@@ -47,7 +48,8 @@ cdef enum:
     RAW_KEPT_MAX = 1 << 14
     SPARES_MAX = 16                  # large buffers that a worker keeps for the next large request
     SPARE_BYTES_MAX = 1 << 21
-    ANSWER_HEAD_BYTES = 256
+    ANSWER_HEAD_BYTES = 384
+    REQUEST_ID_BYTES_MAX = 64
     POLL_BUCKETS = 1024
     SCOPE_READ = 1
     SCOPE_WRITE = 2
@@ -70,6 +72,11 @@ cdef struct Key:
     uint32_t index, scopes
     uint32_t prefixes_at, prefixes   # in Hub.prefixes: a byte of length, then the prefix; 0: every name
 
+cdef struct Asked:                   # whose answer comes next: what it is counted under, and its X-Request-Id
+    uint64_t started_ns
+    uint32_t route, id_bytes
+    uint8_t id[64]
+
 cdef struct Call:                    # a request from its head to its answer, when that takes longer than a turn
     Call *next                       # in its connection's queue, or among the free ones
     Call *poll_next
@@ -83,6 +90,7 @@ cdef struct Call:                    # a request from its head to its answer, wh
     uint8_t name[256]
     completion answer
     DiffRequest diff
+    Asked asked
     Buffer raw                       # the request, to hand it on when its topic has moved meanwhile
 
 cdef class Hub(Port):
@@ -118,6 +126,11 @@ cdef class Hub(Port):
     cdef Buffer output               # answers of the front that is being served; empty between two fronts
     cdef uint64_t output_at
     cdef void *output_owner          # which front's: what another one left behind (by an exception) never reaches its client
+    cdef Meters meters
+    cdef MeterLine *meter
+    cdef Asked asked
+    cdef uint8_t id_begin[12]        # of the ids made here
+    cdef uint32_t ids
     cdef uint8_t common[96]          # Server and Date
     cdef uint32_t common_bytes
 
@@ -132,6 +145,7 @@ cdef class Hub(Port):
     cdef deliver(self)
     cdef void count_in(self, uint64_t *counter, uint64_t body_bytes) noexcept
     cdef void count_out(self, uint64_t body_bytes, uint32_t status) noexcept
+    cdef void ask(self, uint32_t route, const uint8_t *at, const Head *head) noexcept
     cdef int64_t key_of(self, const uint8_t *text, uint64_t size) noexcept
     cdef bint may(self, int64_t key, uint32_t scope, const uint8_t *name, uint32_t name_bytes) noexcept
     cdef bint enter(self, int64_t key) noexcept
@@ -174,7 +188,7 @@ cdef class Front:
                           bint return_seqs) except -1
     cdef int serve_diff(self, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes,
                         int64_t key) except -1
-    cdef int serve_state(self, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1
+    cdef int serve_state(self, const uint8_t *at, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1
     cdef uint64_t answer_begin(self) except? 0
     cdef answer_end(self, uint64_t begin, const char *status_line, bint close)
     cdef answer_drop(self, uint64_t begin)

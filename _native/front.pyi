@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from topicsd._native.meters import Meters
 from topicsd._native.port import Port
 from topicsd._native.reader import Reader
 from topicsd._native.regions import Shared
@@ -29,6 +30,7 @@ class Hub(Port):
         wait_ms_max: int,
         held_bytes_max: int,
         native: bool = True,
+        meters: Meters | None = None,
     ) -> None: ...
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def connection(self) -> Front: ...

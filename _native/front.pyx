@@ -9,6 +9,8 @@ from cpython.buffer cimport PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport PyObject
 
+import secrets
+
 import structlog
 
 from topicsd._native.atomics cimport (
@@ -16,9 +18,11 @@ from topicsd._native.atomics cimport (
 from topicsd._native.diff cimport DiffResult, diff
 from topicsd._native.http cimport (
     BODY_CHUNKED, BODY_NONE, HEAD_CLOSE, HEAD_ENCODED, HEAD_EXPECT, HEAD_GZIP, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND,
-    ROUTE_DIFF, ROUTE_NONE, ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_is, http_route)
+    ROUTE_DIFF, ROUTE_NONE, ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_is, http_plain_id,
+    http_route)
 from topicsd._native.layout cimport (
     COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_UNKNOWN, completion)
+from topicsd._native.meters cimport Meters, meter_request
 from topicsd._native.port cimport Port, completed, submit_append_quietly
 from topicsd._native.reader cimport Reader
 from topicsd._native.regions cimport INFLIGHT_KEYS_MAX, Shared
@@ -59,6 +63,7 @@ cdef uint64_t STALL_NS_MAX = 60 * <uint64_t>SECOND_NS     # a peer that reads no
 
 log = structlog.get_logger("front")
 
+cdef const char *HEX = b"0123456789abcdef"
 cdef const char *EMPTY = b"{}"      # what a diff without a body says
 
 
@@ -74,11 +79,16 @@ cdef class Hub(Port):
     def __init__(self, Shared shared not None, uint32_t ring_slot, *, worker, Reader reader not None, Limits limits not None, keys, make_lane,
                  refusals,
                  uint64_t max_body_bytes, uint64_t gzip_bytes_min, uint64_t max_inflight_per_key, uint64_t wait_ms_max,
-                 uint64_t held_bytes_max, bint native=True):
+                 uint64_t held_bytes_max, bint native=True, Meters meters=None):
+        cdef bytes begin
         Port.__init__(self, shared, ring_slot)
         self.worker, self.reader, self.make_lane, self.refusals = worker, reader, make_lane, refusals
         self.line = &shared.r.control.workers[ring_slot]
         self.native = native
+        self.meters = meters if meters is not None else Meters(shared.r.ring_slots)
+        self.meter = self.meters.line(ring_slot)
+        begin = secrets.token_hex(6).encode()
+        memcpy(self.id_begin, <const char *>begin, sizeof(self.id_begin))
         self.limits = limits.limits
         self.body_max = min(max_body_bytes, <uint64_t>BODY_NATIVE_MAX)
         self.gzip_min, self.inflight_max, self.poll_ms_max = gzip_bytes_min, max_inflight_per_key, wait_ms_max
@@ -280,8 +290,24 @@ cdef class Hub(Port):
 
     cdef void count_out(self, uint64_t body_bytes, uint32_t status) noexcept:
         bump(&self.line.bytes_out, body_bytes)
+        meter_request(self.meter, self.asked.route, status, (clock_mono_ns() - self.asked.started_ns) // 1000)
         if status >= 500:
             bump(&self.line.errors_5xx, 1)
+
+    cdef void ask(self, uint32_t route, const uint8_t *at, const Head *head) noexcept:
+        cdef Asked *asked = &self.asked
+        cdef uint32_t n
+        asked.started_ns = self.now_ns
+        asked.route = route                     # ROUTE_* are the numbers of api/operations.py, too
+        asked.id_bytes = head.request_id.bytes
+        if http_plain_id(at + head.request_id.at, asked.id_bytes):
+            memcpy(asked.id, at + head.request_id.at, asked.id_bytes)
+            return
+        asked.id_bytes = 20
+        memcpy(asked.id, self.id_begin, 12)
+        self.ids += 1
+        for n in range(8):
+            asked.id[12 + n] = HEX[self.ids >> (28 - 4 * n) & 15]
 
     cdef int64_t key_of(self, const uint8_t *text, uint64_t size) noexcept:
         # The place of the key that `Bearer <token>` presents, -1. Every digest is compared, each in constant time, as in api/auth.py.
@@ -837,7 +863,7 @@ cdef class Front:
             return self.serve_append(at, head_bytes, head, at + name.at, name.bytes, key, flag)
         if route == ROUTE_DIFF:
             return self.serve_diff(at, head_bytes, head, at + name.at, name.bytes, key)
-        return HAND_ON if head.body != BODY_NONE else self.serve_state(head, at + name.at, name.bytes, key, flag)
+        return HAND_ON if head.body != BODY_NONE else self.serve_state(at, head, at + name.at, name.bytes, key, flag)
 
     cdef int serve_append(self, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key,
                           bint return_seqs) except -1:
@@ -888,6 +914,8 @@ cdef class Front:
             hub.submitted = True
             hub.call_soon(hub.bell)             # it is at work, or about to be: one bell for all of this turn
         hub.count_in(&hub.line.native_append, head.length)
+        hub.ask(ROUTE_APPEND, at, head)
+        call.asked = hub.asked
         self.push(call)
         self.closing = call.close
         return SERVED
@@ -916,6 +944,7 @@ cdef class Front:
             self.leave_key(key)
             hub.count_in(&hub.line.native_diff, head.length)
             bump(&hub.line.inflight, -1)
+            hub.ask(ROUTE_DIFF, at, head)
             self.answer_end(begin, b"HTTP/1.1 200 OK\r\n", head.flags & HEAD_CLOSE != 0)
             return SERVED
         self.answer_drop(begin)
@@ -923,6 +952,8 @@ cdef class Front:
         if call == NULL:
             raise MemoryError
         hub.count_in(&hub.line.native_diff, head.length)
+        hub.ask(ROUTE_DIFF, at, head)
+        call.asked = hub.asked
         call.key, call.route, call.started_ns, call.topic_id = key, ROUTE_DIFF, hub.now_ns, topic_id
         call.close = head.flags & HEAD_CLOSE != 0
         call.name_bytes = name_bytes
@@ -972,6 +1003,7 @@ cdef class Front:
             call.diff.from_seq = max(call.diff.from_seq, result.next_seq)
             return False
         if status == READ_OK:
+            hub.asked = call.asked
             self.answer_end(begin, b"HTTP/1.1 200 OK\r\n", call.close)
             self.pop()
             return True
@@ -984,7 +1016,7 @@ cdef class Front:
             self.refuse_call(call, hub.refusals.unreadable(result.failed_seq))
         return True
 
-    cdef int serve_state(self, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1:
+    cdef int serve_state(self, const uint8_t *at, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1:
         cdef Hub hub = self.hub
         cdef State state
         cdef uint64_t begin
@@ -1008,6 +1040,7 @@ cdef class Front:
             return HAND_ON
         hub.count_in(&hub.line.native_state, 0)
         bump(&hub.line.inflight, -1)
+        hub.ask(ROUTE_STATE, at, head)
         self.answer_end(begin, b"HTTP/1.1 200 OK\r\n", head.flags & HEAD_CLOSE != 0)
         return SERVED
 
@@ -1122,6 +1155,7 @@ cdef class Front:
         to = put_bytes(head, status_line, strlen(status_line))
         to = put_text(to, b"content-type: application/json\r\ncontent-length: ")
         to = put_u64(to, body_bytes)
+        to = put_bytes(put_text(to, b"\r\nx-request-id: "), hub.asked.id, hub.asked.id_bytes)
         to = put_bytes(put_text(to, b"\r\n"), hub.common, hub.common_bytes)
         if close or hub.draining:
             self.closing = True
@@ -1158,6 +1192,7 @@ cdef class Front:
         if render_append(&hub.output, &answer) != 0:
             raise MemoryError
         bump(&hub.line.records_in, call.answer.count)
+        hub.asked = call.asked
         self.answer_end(begin, b"HTTP/1.1 201 Created\r\n" if answer.created else b"HTTP/1.1 200 OK\r\n", call.close)
         self.pop()
 
@@ -1171,7 +1206,8 @@ cdef class Front:
         if call.close or hub.draining:
             self.closing = True
             ending = b"Connection: close\r\n\r\n"
-        text = head + hub.common[:hub.common_bytes] + ending + body
+        hub.asked = call.asked
+        text = head + b"x-request-id: " + hub.asked.id[:hub.asked.id_bytes] + b"\r\n" + hub.common[:hub.common_bytes] + ending + body
         begin = self.answer_begin()
         self.answer_drop(begin)
         if buffer_need(&hub.output, len(text)) != 0:

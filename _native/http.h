@@ -19,6 +19,7 @@
 #define HTTP_LINE_BYTES_MAX 4094u       /* request line; more is 414 */
 #define HTTP_CHUNK_LINE_BYTES_MAX 1024u /* a chunk's size and its extensions */
 #define HTTP_TRAILER_BYTES_MAX 8192u
+#define HTTP_REQUEST_ID_BYTES_MAX 64u
 
 enum http_result { /* of http_head_end and http_head_parse: > 0 is the head's length */
     HTTP_MORE = 0,
@@ -61,6 +62,8 @@ struct http_head {
     uint32_t fields;
     struct http_span target, authorization, key; /* bytes 0: absent; key is Idempotency-Key */
     uint32_t has_authorization, has_key;
+    struct http_span request_id; /* X-Request-Id */
+    uint32_t has_request_id;
 };
 
 static const uint8_t http_name_byte[256] = { /* tchar: 1; the lower-case letter is found by | 0x20 */
@@ -192,6 +195,19 @@ static inline void http_keep(struct http_head *out, struct http_span *span, uint
     span->bytes = (uint32_t)bytes;
 }
 
+/* An X-Request-Id that is taken over: 1 to HTTP_REQUEST_ID_BYTES_MAX of A-Z a-z 0-9 . _ ~ : / + = @ - */
+static inline int http_plain_id(const uint8_t *at, size_t bytes)
+{
+    if (bytes == 0 || bytes > HTTP_REQUEST_ID_BYTES_MAX)
+        return 0;
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t byte = at[i], letter = byte | 0x20;
+        if (!((letter >= 'a' && letter <= 'z') || (byte >= '-' && byte <= ':') || byte == '_' || byte == '~' || byte == '+' || byte == '=' || byte == '@'))
+            return 0; /* '-' to ':' are - . / 0-9 : */
+    }
+    return 1;
+}
+
 /* One field whose name's length decides which names it may be. */
 static inline int http_field(const uint8_t *head, uint32_t name_at, size_t name, uint32_t value_at, size_t value, struct http_head *out)
 {
@@ -221,7 +237,8 @@ static inline int http_field(const uint8_t *head, uint32_t name_at, size_t name,
             http_once(out, HEAD_TYPE);
             if (http_json_type(text, value))
                 out->flags |= HEAD_JSON;
-        }
+        } else if (HTTP_IS(at, name, "x-request-id"))
+            http_keep(out, &out->request_id, &out->has_request_id, value_at, value);
         break;
     case 13:
         if (HTTP_IS(at, name, "authorization"))

@@ -48,6 +48,8 @@ cdef extern from "http.h" nogil:
         Span key
         uint32_t has_authorization
         uint32_t has_key
+        Span request_id
+        uint32_t has_request_id
 
     ctypedef struct Frame "struct http_frame":
         uint32_t kind
@@ -59,4 +61,5 @@ cdef extern from "http.h" nogil:
     int http_frame_done(const Frame *frame)
     int64_t http_frame_feed(Frame *frame, const uint8_t *at, size_t size)
     int http_route(const Head *head, const uint8_t *at, Span *name, Span *query)
+    int http_plain_id(const uint8_t *at, size_t size)
     int http_is(const uint8_t *at, size_t size, const char *text, size_t text_bytes)

@@ -87,4 +87,9 @@ cdef class Meters:
 def ring_depths(Shared shared not None):
     """Count, a ring slot, the requests that the writer has not taken yet."""
     cdef uint32_t n
-    return [max(<int64_t>(load_relaxed_64(&shared.r.rings[n].tail) - load_relaxed_64(&shared.r.rings[n].head)), 0) for n in range(shared.r.ring_slots)]
+    cdef int64_t depth
+    depths = []
+    for n in range(shared.r.ring_slots):
+        depth = <int64_t>(load_relaxed_64(&shared.r.rings[n].tail) - load_relaxed_64(&shared.r.rings[n].head))
+        depths.append(max(depth, 0))
+    return depths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from topicsd.api.auth import Keyring
 from topicsd.api.calls import lost, refusal
 from topicsd.api.context import write_limits_of
 from topicsd.api.worker import PARSER_CODES, Connection
+from topicsd.metrics import limit_number
 from topicsd.settings import Settings
 
 Refusal = tuple[int, bytes, bytes]  # status, head without Server, Date and its end, body
@@ -32,11 +34,17 @@ class Patience:
 
 
 class Refusals:
-    """Say what a native request ends in when it is no success and cannot be handed on, in Falcon's words."""
+    """Say what a native request ends in when it is no success and cannot be handed on, in Falcon's words; count what is throttled."""
+
+    def __init__(self, count: Callable[[errors.TopicsError], None] | None = None) -> None:
+        self._count = count
 
     def of(self, completion: Completion) -> Refusal:
         """Say why the writer took no append."""
-        return _refusal(refusal(completion))
+        error = refusal(completion)
+        if self._count is not None and error.code == "throttled":
+            self._count(error)
+        return _refusal(error)
 
     def gone(self, name: bytes) -> Refusal:
         """Say that a poll's topic was deleted."""
@@ -162,11 +170,12 @@ def make_hub(worker: Any, shared: Any, ring: int, reader: Reader, settings: Sett
         limits=write_limits_of(settings),
         keys=[(digest, key.index, key.scopes, key.prefixes) for digest, key in keyring.entries],
         make_lane=make_lane,
-        refusals=Refusals(),
+        refusals=Refusals(lambda error: worker.runtime.meters.limit(ring, limit_number(error.detail))),
         max_body_bytes=settings.max_body_bytes,
         gzip_bytes_min=limits.GZIP_BYTES_MIN,
         max_inflight_per_key=settings.max_inflight_per_key,
         wait_ms_max=limits.DIFF_WAIT_MS_MAX,
         held_bytes_max=limits.BODIES_BYTES_MAX // 2 // settings.workers,
         native=settings.front == "native" and not settings.access_log,
+        meters=worker.runtime.meters,
     )

@@ -13,6 +13,7 @@ from fakes.laid import Log, lay
 from oracle.diff_oracle import LIVE, Fate, Topic
 from topicsd import limits
 from topicsd._native.front import Front, Hub
+from topicsd._native.meters import Meters
 from topicsd._native.reader import Reader
 from topicsd._native.regions import Shared
 from topicsd._native.ring_end import RingEnd
@@ -170,6 +171,7 @@ class FrontHouse:
         self.worker = SimpleNamespace(connections=set(), connections_max=1000, patience=Patience())
         self.loop = Loop()
         self.clients: list[Client] = []
+        self.meters = Meters(self.shared.ring_slots)
         settings: dict[str, Any] = {
             "max_body_bytes": 1 << 20,
             "gzip_bytes_min": limits.GZIP_BYTES_MIN,
@@ -186,6 +188,7 @@ class FrontHouse:
             keys=keys,
             make_lane=self._make_lane,
             refusals=Refusals(),
+            meters=self.meters,
             **(settings | changed),
         )
         self.hub.open(self.loop)  # type: ignore[arg-type]
