@@ -2,10 +2,10 @@
 #
 #   writer's bell -> dirty slots -> Topic.entry waits in the scheduler (bands, deficit, age: scheduler.pxd)
 #                                      |
-#        run: the next topic -> a round over its watches -> [frame for (view, cursor): rendered once] -> sendmsg(id lines + the frame's bytes)
+#        run: the next topic -> a round over its watches -> [frame for (view, cursor), rendered once] -> sendmsg(ids + frame)
 #                                      |                                                                    |
 #                                      '-- stops in the middle when its quantum is spent                    '-- does not fit: the stream is blocked,
-#                                                                                                               its watches fall behind and coalesce
+#                                                                                                            its watches fall behind and coalesce
 #   Topic    one a slot that somebody watches; its watches in a list; the frames of the round that is going on
 #   Watch    one topic of one stream: the cursor (a row of the session, or of its own), the view, live or behind
 #   View     what a watcher wants to see; equal ones are one object, so equal watchers at one cursor share a frame
@@ -14,8 +14,8 @@
 # A frame's bytes are the same for all who share it. Only SSE's `id:` lines differ: they name all cursors of a session.
 #
 # word                 written by         order      a stale read means
-# slot.watchers        this worker's bit  seq_cst    nothing: the bit is set at the start of a round, then the head is read (port.pxd); nobody takes it
-#                                                    back but the writer, so a bit may ring for nothing
+# slot.watchers        this worker's bit  seq_cst    nothing: the bit is set at the start of a round, then the head is read (port.pxd); only the
+#                                                    writer takes it back, so a bit may ring for nothing
 # slot.topic_id head   writer             acquire    a round too early or too late, never none
 # session rows         this worker        see sessions.pxd: moved before the bytes are handed to the socket, inside the lease
 #
@@ -101,6 +101,7 @@ cdef class Stream:
     cdef Watch *watches
     cdef Watch *last_watch
     cdef readonly bint closed, held, full
+    cdef bint unsafe           # something was sent that the peer may not have got
     cdef uint64_t blocked_ns, written_ns, heartbeat_ns, unchecked
     cdef readonly uint64_t advised_ns
     cdef dict by_name
@@ -117,6 +118,7 @@ cdef class Stream:
     cdef void block(self, uint64_t now_ns) noexcept
     cdef int unblock(self) except -1
     cdef int check_kernel(self) except -1
+    cdef int see(self) except -1
 
 cdef class Feed:
     cdef readonly Port port

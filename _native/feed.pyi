@@ -59,11 +59,12 @@ class Stream:
     def remove(self, name: bytes) -> bool:
         """Follow a topic no more, at once; False: it was not followed."""
     def names(self) -> list[bytes]: ...
+    def following(self, name: bytes) -> int | None: ...
     def cursor(self, name: bytes) -> tuple[int, int] | None: ...
     def paced(self, band_least: int) -> list[str]: ...
     def notices(self) -> None: ...
     def open(self, head: bytes, heartbeat_ms: int) -> None:
-        """Begin an SSE stream: `head`, the retry field, one heartbeat, an `id:` with the initial cursors (CLARIFICATIONS, SSE)."""
+        """Begin an SSE stream: `head`, the retry field, one heartbeat (CLARIFICATIONS, SSE)."""
     def write(self, data: bytes) -> int:
         """Send bytes of the caller's own, in order with the frames; return how many the transport holds."""
     def drained(self) -> None:
@@ -103,14 +104,26 @@ class Feed:
     def full_streams(self) -> int: ...
     @property
     def strong_topics(self) -> int: ...
+    def watches(self, slot: int) -> bool: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def can_serve(self) -> bool: ...
     @property
     def topics(self) -> int: ...
     def clock(self, now_ns: int, now_ms: int) -> None: ...
     def view(
-        self, format: int, *, node: str | list[str] | None = None, match: list[str] | None = None, limit: int = 256,
-        max_batch_bytes: int = 262144, include_meta: bool = True, include_tags: bool = False, include_data: bool = True, strong: bool = False,
+        self,
+        format: int,
+        *,
+        node: str | list[str] | None = None,
+        match: list[str] | None = None,
+        limit: int = 256,
+        max_batch_bytes: int = 262144,
+        include_meta: bool = True,
+        include_tags: bool = False,
+        include_data: bool = True,
+        strong: bool = False,
     ) -> View:
         """Return what a watcher with these options sees. BadRequest for a value of a wrong type."""
     def stream(self, sink: Sink, fd: int, format: int, session: Session | None = None) -> Stream:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
@@ -13,17 +13,16 @@ import orjson
 import structlog
 
 from topicsd._native import scan
-from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_64, load_relaxed_64
+from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64, load_relaxed_64
 from topicsd._native.layout cimport CLASS_FSYNC, NO_SLOT
 from topicsd._native.port cimport Port
 from topicsd._native.priority cimport effective_priority
 from topicsd._native.reader cimport Reader
 from topicsd._native.render cimport buffer_free, buffer_need, buffer_shrink, put_bytes, put_text, put_u64
-from topicsd._native.scan cimport Diff
 from topicsd._native.scheduler cimport (
-    entry_init, schedule, schedule_next, schedule_served, unschedule)
+    BANDS, entry_init, schedule, schedule_next, schedule_served, unschedule)
 from topicsd._native.sessions cimport ROW_GONE, ROW_MEMBER, ROW_PATTERN, Row, Session, Sessions, next_row
-from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, touch_topic
+from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK
 from topicsd._native.stream cimport put_base64, render_deleted, render_frame
 from topicsd._native.table cimport table_find
 
@@ -52,6 +51,7 @@ cdef enum:
     PARTS_MAX = 8
     OUTQ_CHECK = 1 << 16       # the kernel is asked after so many bytes
     ROW_HEAD_BYTES = 64
+    SAFE_ROWS_MAX = 16         # more cursors are noted by the tick alone
 
 cdef enum:                     # what a delivery came to
     DELIVERED = 0
@@ -206,6 +206,13 @@ cdef class Stream:
         """Return the names that are followed."""
         return list(self.by_name)
 
+    def following(self, bytes name not None):
+        """Return the id of the topic that is followed under a name, 0 when it was deleted, None when the name is not followed."""
+        cdef Watch *watch = self.watch_of(name)
+        if watch == NULL:
+            return None
+        return 0 if watch.topic == NULL else watch.topic.topic_id
+
     def cursor(self, bytes name not None):
         """Return (epoch, seq) of a topic, or None."""
         cdef Watch *watch = self.watch_of(name)
@@ -308,14 +315,9 @@ cdef class Stream:
     # ---- bytes out
 
     def open(self, bytes head not None, uint64_t heartbeat_ms):
-        """Begin an SSE stream: the response's head, the retry field, one heartbeat, the initial cursors (CLARIFICATIONS, SSE)."""
-        cdef Feed feed = self.feed
-        feed.ids.used = 0
-        if self.put_id(&feed.ids) != READ_OK:
-            raise MemoryError
+        """Begin an SSE stream: the response's head, the retry field, one heartbeat (CLARIFICATIONS, SSE)."""
         self.heartbeat_ns = heartbeat_ms * 1000000
-        opening = head + b"retry: 2000\n: hb %d\n" % feed.now_ms + feed.ids.bytes[:feed.ids.used] + b"\n"
-        self.write(opening)
+        self.write(head + b"retry: 2000\n: hb %d\n\n" % self.feed.now_ms)
 
     def write(self, bytes data not None):
         """Send bytes of the caller's own, in order with the frames; return how many the transport holds."""
@@ -363,6 +365,14 @@ cdef class Stream:
                 self.held = True
         if self.held:
             self.block(feed.now_ns)
+        return 0
+
+    cdef int see(self) except -1:
+        """Note where the cursors stand when the peer has acknowledged everything."""
+        cdef int waiting = 1
+        if self.unsafe and not self.held and (self.fd < 0 or (ioctl(self.fd, SIOCOUTQ, &waiting) == 0 and waiting == 0)) and self.session.mine:
+            self.unsafe = False
+            self.session.mark_safe()
         return 0
 
     cdef int check_kernel(self) except -1:
@@ -414,6 +424,8 @@ cdef class Stream:
         """Give the stream up with an error: an SSE stream says so itself, any sink is told to close."""
         if self.closed:
             return
+        if self.session is not None:
+            self.see()
         if self.format == FORMAT_SSE:
             try:
                 self.write(b"event: error\ndata: " + orjson.dumps({"code": code, "error": message}) + b"\n\n")
@@ -436,6 +448,8 @@ cdef class Stream:
         """Leave the feed: nothing more is written. The session's lease goes back."""
         if self.closed:
             return
+        if self.session is not None:
+            self.see()
         self.closed = True
         if self.full:
             self.full = False
@@ -568,6 +582,7 @@ cdef class Feed:
         stream.feed, stream.sink, stream.fd, stream.format, stream.session = self, sink, fd, format, session
         stream.by_name = {}
         stream.written_ns = self.now_ns
+        stream.held = fd >= 0 and sink.held() > 0      # an earlier answer is still on its way out
         count(&self.line.streams, 1)
         self.streams.add(stream)
         return stream
@@ -670,10 +685,23 @@ cdef class Feed:
                 watch = watch.next_of_stream
             stream.notices()
 
+    def watches(self, uint32_t slot):
+        """Whether somebody watches the topic in a slot."""
+        return slot < self.regions.topics_max and self.by_slot[slot] != NULL
+
     @property
     def waiting(self):
         """How many topics wait to be served."""
         return self.scheduler.waiting
+
+    @property
+    def can_serve(self):
+        """Whether some of them are in bands that are served now."""
+        cdef int32_t band
+        for band in range(max(self.band_least, 0), BANDS):
+            if self.scheduler.first[band] != NULL:
+                return True
+        return False
 
     @property
     def topics(self):
@@ -852,6 +880,8 @@ cdef class Feed:
         cdef bint caught = frame.caught_end != 0 and (not watch.live or frame.tombstone_end != 0)
         cdef Session session = stream.session
         self.ids.used = 0
+        if session is not None and stream.unsafe and session.header.rows <= SAFE_ROWS_MAX:
+            stream.see()
         if frame.tombstone_end:
             move_row(session, watch.row, frame.tombstone_epoch, frame.tombstone_seq)
             if sse:
@@ -890,6 +920,7 @@ cdef class Feed:
             count(&self.line.frames, n // 2 if sse else n)
             count(&self.line.records, frame.records)
             count(&self.line.tombstones, frame.tombstone_end != 0)
+            stream.unsafe = True
             stream.send_parts(parts, n, total)
         return DELIVERED if frame.caught_end else BEHIND
 
@@ -912,6 +943,10 @@ cdef class Feed:
             return 0
         if stream.full:
             stream.look_at_kernel()
+        if stream.session is not None:
+            stream.see()
+        if stream.held and stream.sink.held() == 0:
+            stream.drained()
         if stream.held or stream.full:
             if self.now_ns > stream.blocked_ns + self.slow_ns:
                 count(&self.line.slow_closed, 1)
@@ -931,11 +966,11 @@ cdef class Feed:
                 stream.look_at_kernel()
 
     def taken(self):
-        """End the streams whose session another worker has."""
+        """End the streams whose session another stream has or asks for."""
         cdef Stream stream
         for each in list(self.streams):
             stream = each
-            if stream.session is not None and not stream.session.mine:
+            if stream.session is not None and (stream.session.wanted or not stream.session.mine):
                 stream.taken_over()
 
 

@@ -37,7 +37,7 @@ struct session_header {
     uint32_t rows_at, rows_end; /* rows stand from .. to, in bytes from the header */
     uint64_t large;             /* ids are tokens; moves are kept */
     uint64_t moves;             /* so many moves so far: the number in a token */
-    uint64_t begun;             /* `moves` when the current stream began */
+    uint64_t asked; /* another stream wants the session: its owner is to end by itself */
     uint64_t reserved1[7];
 };
 _Static_assert(sizeof(struct session_header) == 224, "session header");
@@ -50,7 +50,7 @@ _Static_assert(sizeof(struct session_header) == 224, "session header");
 struct watch_row { /* the cursor of one topic */
     uint64_t epoch, seq;
     uint64_t first_epoch, first_seq; /* where the session began */
-    uint64_t begun_epoch, begun_seq; /* where the current stream began */
+    uint64_t safe_epoch, safe_seq; /* a client that shows no id begins here: see sessions.pxd */
     uint32_t flags;
     uint16_t name_bytes, bytes; /* bytes: of this row, a multiple of 8 */
     uint32_t number;

@@ -18,8 +18,13 @@
 # conns                its worker                       seq_cst    a stream too few, never one too many; the arbiter clears a dead worker's
 #
 # Taking over. The owner takes `busy`, then looks at the lease; the new one moves the lease, then waits until `busy` is free or its holder dead.
+# Before that it asks (`asked`, a poke) and gives the owner some milliseconds to end by itself, which leaves `safe_*` exact.
 # One of the two sees the other, so no cursor moves after it was read. A cursor moves before its bytes go to the socket: one that dies in
 # between has sent nothing that the session does not know of, and a client's Last-Event-ID takes it back to what it has seen.
+#
+# A client that was cut off before its first id, or shows none, cannot say where it stands, and the cursors are already behind bytes that never
+# arrived. So the owner notes where they stood when the peer's kernel had acknowledged everything (`safe_*` of each row, SIOCOUTQ): a stream
+# that begins without an id begins there.
 #
 # A sweep and an opening: the sweeper moves state, then looks at the lease; the opener moves the lease, then looks at the state.
 #
@@ -63,15 +68,15 @@ cdef extern from "sessions.h" nogil:
         uint32_t rows_end
         uint64_t large
         uint64_t moves
-        uint64_t begun
+        uint64_t asked
 
     ctypedef struct Row "struct watch_row":
         uint64_t epoch
         uint64_t seq
         uint64_t first_epoch
         uint64_t first_seq
-        uint64_t begun_epoch
-        uint64_t begun_seq
+        uint64_t safe_epoch
+        uint64_t safe_seq
         uint32_t flags
         uint16_t name_bytes
         uint16_t bytes
@@ -114,6 +119,7 @@ cdef class Sessions:
     cdef Header *body(self, uint32_t number) noexcept nogil
     cdef int wipe(self, uint32_t number) noexcept
     cdef uint32_t claim(self, uint32_t ring) noexcept
+    cdef void poke(self, uint32_t ring) noexcept
 
 cdef class Session:
     cdef readonly Sessions sessions
@@ -129,6 +135,7 @@ cdef class Session:
     cdef bint enter(self) noexcept nogil                             # False: the lease has gone
     cdef void leave(self) noexcept nogil
     cdef void move(self, Row *row, uint64_t epoch, uint64_t seq) noexcept nogil
+    cdef void mark_safe(self) noexcept nogil
     cdef void check_large(self) noexcept nogil
 
 

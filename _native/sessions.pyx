@@ -2,7 +2,7 @@
 
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset, strerror
+from libc.string cimport memcpy, memset, strerror
 
 import base64
 import binascii
@@ -158,7 +158,55 @@ cdef class Sessions:
             raise IndexError(number)
         return load_seq_cst_64(&self.places[number].lease) & 0xFFFF != 0
 
+    def positions(self, str tag not None, uint64_t at, int64_t key):
+        """Return (name, epoch, seq) of a large session's topics at a token; None when it has gone, is another key's or too much has been since."""
+        cdef Session session
+        cdef Header *header
+        cdef Move *move
+        cdef uint64_t number, moves
+        place, dot, created = tag.partition(".")
+        try:
+            number = int(place, 16)
+            if not dot or number >= self.sessions_max or load_seq_cst_64(&self.places[number].state) != SESSION_LIVE:
+                return None
+            header = self.body(<uint32_t>number)
+            if header.created_ms != <uint64_t>int(created, 16) or header.key != key or not header.large:
+                return None
+        except (ValueError, OverflowError):
+            return None
+        session = Session.__new__(Session)
+        session.sessions, session.number, session.header, session.place = self, <uint32_t>number, header, &self.places[number]
+        moves = load_relaxed_64(&header.moves)
+        rows = [(name, epoch, seq, flags) for name, epoch, seq, flags in session.rows()]
+        if at > moves or moves - at > SESSION_HISTORY:
+            return None
+        while moves > at:
+            move = <Move *>(<uint8_t *>header + SESSION_HISTORY_AT) + (moves - 1) % SESSION_HISTORY
+            if move.number != moves or move.row >= <uint32_t>len(rows):
+                return None
+            name, _, _, flags = rows[move.row]
+            rows[move.row] = (name, move.epoch, move.seq, flags)
+            moves -= 1
+        return [(name, epoch, seq) for name, epoch, seq, flags in rows if not flags & ROW_PATTERN]
+
     # ---- streams
+
+    def ask(self, uint32_t number):
+        """Ask the worker that streams a session to end the stream; return its ring slot, None: no stream is open."""
+        cdef uint64_t owner
+        if number >= self.sessions_max:
+            raise IndexError(number)
+        store_seq_cst_64(&self.body(number).asked, 1)
+        owner = load_seq_cst_64(&self.places[number].lease) & 0xFFFF
+        if owner == 0:
+            return None
+        self.poke(<uint32_t>(owner - 1))
+        return owner - 1
+
+    cdef void poke(self, uint32_t ring) noexcept:
+        store_seq_cst_64(&self.lines[ring].poke, 1)
+        if self.shared.r.rings[ring].bell_fd >= 0:
+            ring_bell(self.shared.r.rings[ring].bell_fd)
 
     def open(self, str wid not None, uint32_t ring, uint64_t now_ms):
         """Take the lease of a session, from whoever has it; return a Session, or None when it has gone meanwhile."""
@@ -187,9 +235,8 @@ cdef class Sessions:
         session.lease = ((lease >> 16) + 1) << 16 | (ring + 1)
         if owner and owner != ring + 1:
             session.wait()
-            store_seq_cst_64(&self.lines[owner - 1].poke, 1)
-            if self.shared.r.rings[owner - 1].bell_fd >= 0:
-                ring_bell(self.shared.r.rings[owner - 1].bell_fd)
+            self.poke(<uint32_t>(owner - 1))
+        store_seq_cst_64(&header.asked, 0)
         return session
 
     def poked(self, uint32_t ring):
@@ -316,8 +363,8 @@ cdef class Session:
         cdef uint32_t size = (64 + name_bytes + 7) & ~<uint32_t>7
         if self.header.rows >= SESSION_ROWS_MAX or self.header.rows_end + size > SESSION_HISTORY_AT or name_bytes > 255:
             return NULL
-        row.epoch = row.first_epoch = row.begun_epoch = epoch
-        row.seq = row.first_seq = row.begun_seq = seq
+        row.epoch = row.first_epoch = row.safe_epoch = epoch
+        row.seq = row.first_seq = row.safe_seq = seq
         row.flags = flags
         row.name_bytes = name_bytes
         row.bytes = size
@@ -383,6 +430,11 @@ cdef class Session:
         return load_seq_cst_64(&self.place.lease) == self.lease
 
     @property
+    def wanted(self):
+        """Whether another stream asks for the session."""
+        return load_seq_cst_64(&self.header.asked) != 0
+
+    @property
     def options(self):
         return (<const char *>self.header)[HEADER_BYTES:HEADER_BYTES + self.header.options_bytes]
 
@@ -412,13 +464,24 @@ cdef class Session:
             row = next_row(row)
         return found
 
-    def begin(self):
-        """Note where this stream begins, after all rewinding."""
+    cdef void mark_safe(self) noexcept nogil:
+        """The peer has everything that was sent."""
         cdef Row *row = self.first_row()
         while row < self.last_row():
-            row.begun_epoch, row.begun_seq = row.epoch, row.seq
+            row.safe_epoch, row.safe_seq = row.epoch, row.seq
             row = next_row(row)
-        self.header.begun = self.header.moves
+
+    def begin(self):
+        """Note where this stream begins, after all rewinding."""
+        self.mark_safe()
+
+    def begin_again(self):
+        """Go back to what the last stream's peer has certainly got: this client shows no id."""
+        cdef Row *row = self.first_row()
+        while row < self.last_row():
+            if row.epoch != row.safe_epoch or row.seq != row.safe_seq:
+                self.move(row, row.safe_epoch, row.safe_seq)
+            row = next_row(row)
 
     def rewind(self, dict seqs not None, dict epochs, bint whole):
         """Go back to a cursor map, never forward (A §7.4): topics it does not name stay, or begin again when the map is `whole`."""
@@ -437,7 +500,7 @@ cdef class Session:
             row = next_row(row)
 
     def rewind_to(self, uint64_t number):
-        """Go back to the token `number`: exactly, or when too much has been since, to a place before it."""
+        """Go back to the token `number`: exactly, or to the start when too much has been since."""
         cdef Move *moves = <Move *>(<uint8_t *>self.header + SESSION_HISTORY_AT)
         cdef Move *move
         cdef Row *row
@@ -447,10 +510,7 @@ cdef class Session:
         if at - number > SESSION_HISTORY:
             row = self.first_row()
             while row < self.last_row():
-                if number >= self.header.begun:
-                    self.move(row, row.begun_epoch, row.begun_seq)
-                else:
-                    self.move(row, row.first_epoch, row.first_seq)
+                self.move(row, row.first_epoch, row.first_seq)
                 row = next_row(row)
             return
         places = {}

@@ -42,7 +42,20 @@ class Budget:
 class Exchange:
     """Hold the state of one request that Falcon has no place for."""
 
-    __slots__ = ("_budget", "_held", "_receive", "_whole", "body_bytes", "entered", "headers", "key", "query", "scope", "started_ns", "topic")
+    __slots__ = (
+        "_budget",
+        "_held",
+        "_receive",
+        "_whole",
+        "body_bytes",
+        "entered",
+        "headers",
+        "key",
+        "query",
+        "scope",
+        "started_ns",
+        "topic",
+    )
 
     def __init__(self, scope: dict[str, Any], receive: Receive, budget: Budget) -> None:
         self.scope = scope

@@ -23,6 +23,7 @@ from gunicorn.errors import HaltServer
 
 from topicsd import limits, logs, processes
 from topicsd._native.regions import Shared
+from topicsd._native.sessions import Sessions
 from topicsd.settings import Settings
 
 log = structlog.get_logger("arbiter")
@@ -76,6 +77,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
 
     def __init__(self, app: Application) -> None:
         self.shared = app.shared
+        self.sessions = app.sessions
         self.settings = app.settings
         self.writer = Child("writer", _run_writer)
         self.keeper = Child("keeper", _run_keeper)
@@ -162,6 +164,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
     def _worker_ended(self, worker: Any, code: int) -> None:
         worker.tmp.close()
         self.shared.bury_ring(worker.ring)
+        self.sessions.bury(worker.ring, time.time_ns() // 1_000_000)
         self.shared.wake_writer()
         if code in (self.WORKER_BOOT_ERROR, self.APP_LOAD_ERROR) and not self.stopping:
             raise HaltServer("a worker failed to start", code)
@@ -268,6 +271,7 @@ class Application(BaseApplication):  # type: ignore[misc]
     def __init__(self, settings: Settings, shared: Shared, keyring: Any) -> None:
         self.settings = settings
         self.shared = shared
+        self.sessions = Sessions.create(shared, settings.max_watch_sessions)
         self.keyring = keyring
         self.started_ns = time.monotonic_ns()
         super().__init__()
