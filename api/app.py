@@ -12,7 +12,7 @@ import structlog
 from topicsd import errors
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import groups, later, metrics, openapi, probes, queries, records, socket, topics
+from topicsd.api import groups, later, metrics, openapi, probes, queries, records, socket, topics, watch
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
 from topicsd.api.gate import EXCHANGE, Gate, Route, exchange_of
@@ -52,6 +52,7 @@ def routes(context: Context) -> dict[str, Route]:
         "/v0/openapi.json": openapi.OpenApi(context),
         "/v0/ws": socket.SocketRoute(context),
         **groups.routes(context),
+        **watch.routes(context),
         **later.routes(context),
     }
 

@@ -71,6 +71,7 @@ class Calls:
         self._pending: dict[int, tuple[asyncio.Future[Completion], int]] = {}
         self._room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self.news: Callable[[list[int] | None], None] | None = None  # who else is told which topics have moved, behind the answers
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the bell."""
@@ -149,6 +150,8 @@ class Calls:
         slots = self._line.dirty()
         if slots is None or slots:
             self._polls.wake(slots)
+        if self.news is not None:
+            self.news(slots)
         if answers and self._room:
             room, self._room = self._room, []
             for future in room:

@@ -71,6 +71,8 @@ class Context:
     polls: Polls
     budget: Budget
     started_ns: int  # when the server started, CLOCK_MONOTONIC
+    sessions: Any = None  # topicsd._native.sessions.Sessions
+    feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
     sessions: Any = None  # watch sessions, and the count of streams
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them

@@ -17,6 +17,7 @@ from topicsd.api import errors as wire
 from topicsd.api.auth import Keyring
 from topicsd.api.calls import lost, refusal
 from topicsd.api.context import write_limits_of
+from topicsd.api.takeover import Taken
 from topicsd.api.worker import PARSER_CODES, Connection
 from topicsd.metrics import limit_number
 from topicsd.settings import Settings
@@ -108,6 +109,7 @@ class Lane(Connection):
     """Serve what the front hands on: exactly one message at a time, over the front's own transport."""
 
     _closed: bool  # gunicorn's own
+    _lost: Callable[[Exception | None], None] | None = None  # of whoever has taken the connection over
 
     def __init__(self, worker: Any, front: Front) -> None:
         super().__init__(worker)
@@ -121,8 +123,20 @@ class Lane(Connection):
         transport.set_write_buffer_limits(high=protocol.HIGH_WATER_LIMIT)
         self._request_ready = _Ready(self._front)
 
+    def _let_go(self, taken: Taken) -> None:
+        lost = taken.connection_lost  # calls ours, which stands on the class
+        for name, method in {"data_received": taken.data_received, "eof_received": taken.eof_received, "pause_writing": taken.pause_writing,
+                             "resume_writing": taken.resume_writing}.items():  # fmt: skip
+            setattr(self, name, method)
+        self._lost = lost
+        self._front.lane_stays()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the application that the client has left."""
+        if self.taken and self._lost is not None:
+            lost, self._lost = self._lost, None
+            lost(exc)
+            return
         protocol.ASGIProtocol.connection_lost(self, exc)
 
     def data_received(self, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import falcon
@@ -14,6 +15,8 @@ from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange
 from topicsd.topic_config import TopicConfig
 
+WATCH = "/v0/watch/"
+WORK = re.compile(r"/v0/topics/[^/]+/work")
 EXCHANGE = "topicsd.exchange"  # its place in the ASGI scope
 PROBES = frozenset({"/v0/health", "/v0/ready", "/healthz", "/readyz"})
 
@@ -23,6 +26,7 @@ class Route:
 
     scopes: ClassVar[dict[str, tuple[str, ...]]] = {}
     needs_ready: ClassVar[bool] = True
+    in_flight: ClassVar[bool] = True  # counts against max_inflight_per_key
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -47,7 +51,9 @@ class Gate:
             raise errors.Invalid("", "a request has a Host header (RFC 9112 section 3.2)")
         keyring = self._context.keyring
         if keyring.enabled and (self._context.settings.probe_auth or req.path not in PROBES):
-            key = keyring.find(exchange.headers.get(b"authorization"))
+            key = keyring.find(presented(req, exchange))
+            if key is None and req.method == "GET" and req.path.startswith(WATCH):
+                return  # 406 and 404 come first there, and the session says which key it wants
             if key is None:
                 raise errors.Unauthorized("a valid API key is needed: Authorization: Bearer <key>")
             exchange.key = key
@@ -68,7 +74,8 @@ class Gate:
         exchange.query = queries.parse(req.scope.get("query_string", b""))
         if needed:
             authorize(exchange.key, needed, exchange.topic)
-        self._enter(exchange)
+        if resource.in_flight:
+            self._enter(exchange)
         if resource.needs_ready:
             self._context.check_ready()
 
@@ -85,6 +92,15 @@ class Gate:
         data = resp.data
         if data is not None and len(data) > limits.GZIP_BYTES_MIN:
             await answers.compress(exchange_of(req), resp)
+
+
+def presented(req: falcon.asgi.Request, exchange: Exchange) -> bytes | None:
+    """Return what a request shows as its key: the header, or on the streams that a browser's EventSource opens `?token=` (A §7.1)."""
+    header = exchange.headers.get(b"authorization")
+    if header is None and req.method == "GET" and (req.path.startswith(WATCH) or WORK.fullmatch(req.path)):
+        token = queries.first(req.scope.get("query_string", b""), "token")
+        return None if token is None else b"Bearer " + token.encode("utf-8", "surrogateescape")
+    return header
 
 
 def authorize(key: Key, needed: tuple[str, ...], name: bytes) -> None:

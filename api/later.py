@@ -1,4 +1,4 @@
-"""Paths of A that this version does not serve: queues, routers, watch sessions.
+"""Paths of A that this version does not serve: queues, routers.
 
 They go through the same checks in the same order as every route (keys, scopes, content type, JSON, the topic and its type), so that a client gets
 the most telling answer; what is left is 404 `not_found`. Nothing here ever answers with a success.
@@ -27,7 +27,6 @@ def routes(context: Context) -> dict[str, Route]:
         "/v0/topics/{topic}/work": Work(context),
         "/v0/routers": Routers(context),
         "/v0/routers/{router}": Router(context),
-        "/v0/watch": Watch(context),
     }
 
 
@@ -111,15 +110,4 @@ class Router(Route):
 
     async def on_delete(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Check the request."""
-        raise absent()
-
-
-class Watch(Route):
-    """`POST /v0/watch`."""
-
-    scopes = {"POST": ("read",)}  # noqa: RUF012
-
-    async def on_post(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Check the request."""
-        scan.check_object(await exchange_of(req).body(self.context.settings.max_body_bytes))
         raise absent()

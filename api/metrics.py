@@ -33,6 +33,9 @@ class Metrics(Route):
                         lines.append(TopicLine.of(context.reader.summary(slot, context.now_ms), name.decode()))
                 except (errors.TopicNotFound, errors.NotReady):
                     continue
+        if context.sessions is not None:
+            context.shared.set("sse_connections", context.sessions.streams)
+            context.shared.set("watch_sessions", context.sessions.live)
         samples = collect(
             context.shared,
             limits.LOG_SHARDS_MAX,

@@ -7,6 +7,7 @@ head first and looks at the watches then. A watch is for one time: the writer cl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -22,6 +23,7 @@ class Polls:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
+        self.keeps: Callable[[int], bool] = lambda slot: False  # whether the feed needs a watch that no poll needs any more
         self._waiting: dict[int | None, set[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
@@ -46,7 +48,7 @@ class Polls:
         others.discard(future)
         if not others:
             del self._waiting[slot]
-            if slot is not None:
+            if slot is not None and not self.keeps(slot):
                 self._watches.unwatch(slot)
 
     def wake(self, slots: list[int] | None) -> None:

@@ -39,6 +39,14 @@ def parse(query_string: bytes) -> dict[str, str]:
     return dict(pairs)
 
 
+def first(query_string: bytes, name: str) -> str | None:
+    """Return the first value of a parameter, form-decoded."""
+    for key, value in urllib.parse.parse_qsl(query_string.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"):
+        if key == name:
+            return value
+    return None
+
+
 def boolean(query: dict[str, str], name: str, default: bool) -> bool:
     """Read true, 1, false or 0. Raises Invalid for anything else."""
     text = query.get(name)

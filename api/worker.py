@@ -22,7 +22,9 @@ from topicsd.api import socket
 from topicsd.api.calls import Calls
 from topicsd.api.context import Context
 from topicsd.api.exchange import Budget
+from topicsd.api.feed import FeedLoop
 from topicsd.api.polls import Polls
+from topicsd.api.takeover import Takeover
 
 log = structlog.get_logger("worker")
 
@@ -32,7 +34,7 @@ LAG_EVERY_S = 0.25
 PARSER_CODES = {400: "invalid_request", 413: "payload_too_large", 414: "invalid_request", 431: "invalid_request", 501: "invalid_request"}
 
 
-class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
+class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
     """One HTTP/1.1 connection: with a time limit on its first head, and errors of the parser in the envelope."""
 
     worker: Worker
@@ -141,16 +143,18 @@ class Connection(protocol.ASGIProtocol):  # type: ignore[misc]
     @property
     def busy(self) -> bool:
         """Tell whether a request is being served."""
-        return self._current_request is not None or bool(self._finishing_calls)
+        return not self.taken and (self._current_request is not None or bool(self._finishing_calls))
 
     def end_if_idle(self) -> None:
         """Close a connection on which no request is being served."""
-        if not self.busy:
+        if not self.busy and not self.taken:
             self._close_transport()
             if self._request_ready is not None:
                 self._request_ready.set()  # lets its task end now
 
     def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:
+        if self.taken:
+            return  # "the application has not answered": it has the connection
         error = errors.ClientError(message or "bad request", code=PARSER_CODES.get(status, "internal" if status >= 500 else "invalid_request"))
         self._send_envelope(status, error, "".join(f"{name}: {value}\r\n" for name, value in extra_headers))
 
@@ -225,7 +229,9 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             sockets=socket.Sockets(),
             meters=runtime.meters,
             ring_depths=lambda: ring_depths(shared),
+            sessions=runtime.sessions,
         )
+        self.context.feed = FeedLoop(self.context, port, reader)
         self.asgi = self.app.wsgi()(self.context)
 
     def handle_exit_signal(self) -> None:
@@ -249,6 +255,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         connection = self.hub.connection if self.hub is not None else lambda: Connection(self)
         if self.hub is not None:
             self.hub.open(loop)
+        self.context.feed.open(loop)
         for listener in self.sockets:
             self.servers.append(await loop.create_server(connection, sock=listener.sock, backlog=limits.BACKLOG))
         self._measure_lag(loop.time())
@@ -282,6 +289,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.context.draining = True
         self.context.polls.wake(None)
         self.context.sockets.end_all()
+        self.context.feed.shut_down()
         if self.hub is not None:
             self.hub.end_polls()
         deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000

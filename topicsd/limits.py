@@ -65,6 +65,23 @@ IDEMPOTENCY_KEYS_MAX = 1_000_000  # a topic; a key is never forgotten early, so 
 CLAIM_RECORDS_MAX = 1000
 EPHEMERAL_BYTES_MAX = GIB
 
+# --- streams (A §7) --------------------------------------------------------------------------------------------------------
+
+WATCH_TOPICS_MAX = 256  # topics and patterns named in one session
+PATTERN_TOPICS_MAX = 4096  # topics that the patterns of one session may match: their cursors stand in shared memory
+WATCH_SESSIONS_HARD_MAX = 65_536  # places in shared memory
+SESSION_TTL_MS = 300_000  # without a stream for so long, a session goes
+WATCH_BATCH_BYTES = 256 * KIB  # the default of max_batch_bytes in a watch
+WATCH_CURSOR_CHARS_MAX = 64 * KIB
+WATCH_OPTIONS_BYTES_MAX = 32 * KIB  # node ids and match, in shared memory
+HEARTBEAT_MS, HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX = 15_000, 1_000, 60_000
+SLOW_CONSUMER_MS_MAX = 30_000  # a stream whose buffers stay full for so long is closed, with a cursor to resume at
+STREAM_BYTES_MAX, STREAM_BYTES_MIN = MIB, 64 * KIB  # what the kernel may hold for one stream, as there are few or many
+STREAMS_BYTES_MAX = 256 * MIB  # the same for all streams of a worker
+FEED_SLICE_MS_MAX = 2  # then others have their turn
+TAKEOVER_LOOK_S, TAKEOVER_LOOKS_MAX = 0.002, 50  # the stream that has a session has so long to end by itself
+STREAM_END_S_MAX = 2.0  # a stream that was closed has so long to take its last bytes
+
 # --- queues --------------------------------------------------------------------------------------------------------------
 
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000

@@ -75,6 +75,8 @@ class Settings(BaseSettings):
     max_topics: Annotated[int, Field(ge=0, le=limits.TOPICS_HARD_MAX)] = limits.TOPICS_MAX
     max_routers: Cap = limits.ROUTERS_MAX
     max_watch_sessions: Cap = limits.WATCH_SESSIONS_MAX
+    max_watch_topics: Annotated[int, Field(ge=1, le=limits.PATTERN_TOPICS_MAX)] = limits.WATCH_TOPICS_MAX
+    session_ttl_ms: Annotated[int, Field(ge=1000, le=86_400_000)] = limits.SESSION_TTL_MS
     max_sse_connections: Cap = limits.SSE_CONNECTIONS_MAX
     max_sse_connections_per_key: Cap = limits.SSE_CONNECTIONS_PER_KEY_MAX
     max_inflight_per_key: Cap = limits.INFLIGHT_PER_KEY_MAX

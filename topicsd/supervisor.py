@@ -24,6 +24,7 @@ from gunicorn.errors import HaltServer
 from topicsd import limits, logs, processes
 from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
+from topicsd._native.sessions import Sessions
 from topicsd.settings import Settings
 
 log = structlog.get_logger("arbiter")
@@ -78,6 +79,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
     def __init__(self, app: Application) -> None:
         self.shared = app.shared
         self.meters = app.meters
+        self.sessions = app.sessions
         self.settings = app.settings
         self.writer = Child("writer", _run_writer)
         self.keeper = Child("keeper", _run_keeper)
@@ -165,6 +167,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         worker.tmp.close()
         self.shared.bury_ring(worker.ring)
         self.meters.bury(worker.ring)
+        self.sessions.bury(worker.ring, time.time_ns() // 1_000_000)
         self.shared.wake_writer()
         if code in (self.WORKER_BOOT_ERROR, self.APP_LOAD_ERROR) and not self.stopping:
             raise HaltServer("a worker failed to start", code)
@@ -272,6 +275,7 @@ class Application(BaseApplication):  # type: ignore[misc]
         self.settings = settings
         self.shared = shared
         self.meters = Meters(shared.ring_slots)
+        self.sessions = Sessions.create(shared, settings.max_watch_sessions)
         self.keyring = keyring
         self.started_ns = time.monotonic_ns()
         super().__init__()
