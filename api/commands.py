@@ -25,6 +25,7 @@ from topicsd.api.calls import BODY_DIFFERS, CREATED, DEDUPED, Outcome, refusal
 from topicsd.api.context import Context
 from topicsd.api.exchange import EMPTY, Budget, Exchange
 from topicsd.api.gate import EXCHANGE, authorize, checked_config
+from topicsd.api.subscriptions import Subscriptions
 from topicsd.topic_config import check_topic_name
 
 log = structlog.get_logger("socket")
@@ -67,7 +68,9 @@ class Talk(Protocol):
     """What is used of api.socket.Socket."""
 
     gone: asyncio.Event
+    transport: Any
     stream: Any
+    deflate: int
 
     def say(self, text: bytes) -> None: ...
 
@@ -117,6 +120,7 @@ class Commands:
         self.context = context
         self.key = key
         self.socket = socket
+        self.subscriptions = Subscriptions(context, key, socket)
         self.answers: deque[_Due] = deque()
         self._moved = asyncio.Event()  # the answers have become fewer
         self._waits: set[asyncio.Task[None]] = set()
@@ -163,10 +167,9 @@ class Commands:
             case "ping":
                 self.answer("pong", command.request_id)
             case "subscribe":
-                self._ready()
                 self._subscribe(command, text)
             case "unsubscribe":
-                self._unsubscribe(command, text)
+                self.answer("unsubscribed", command.request_id, self.subscriptions.remove(orjson.loads(text)))
             case op if op in ROUTED:
                 await self._routed(command, text)
             case op:
@@ -301,10 +304,9 @@ class Commands:
     # ---- subscriptions -------------------------------------------------------------------------------------------------------
 
     def _subscribe(self, command: Command, text: bytes) -> None:
-        raise errors.NotFound("this version of the server does not serve this command")
-
-    def _unsubscribe(self, command: Command, text: bytes) -> None:
-        raise errors.NotFound("this version of the server does not serve this command")
+        self._ready()
+        self.answer("subscribed", command.request_id, self.subscriptions.add(orjson.loads(text)))
+        self.subscriptions.deliver()
 
 
 def _id_of(text: bytes) -> RequestId:

@@ -74,7 +74,6 @@ class Context:
     sessions: Any = None  # topicsd._native.sessions.Sessions
     feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
-    sessions: Any = None  # watch sessions, and the count of streams
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them
     ring_depths: Callable[[], list[int]] = list
     routes: dict[str, Any] = field(default_factory=dict)  # resources by their path, for commands of a WebSocket

@@ -154,8 +154,8 @@ class Socket:
         """Write a whole frame, in order with those of subscriptions."""
         if self.gone.is_set() or self.transport.is_closing():
             return
-        if self.stream is not None:
-            self.stream.write(data)
+        if self.stream is not None and not self.deflate:
+            self.stream.write(data)  # behind what the socket has not taken yet
         else:
             self.transport.write(data)
 
@@ -172,9 +172,7 @@ class Socket:
     def write(self, data: bytes) -> int:
         """Be the sink of the feed: hand bytes to the transport, return what it holds. With compression they are a message, else frames."""
         if self.deflate:
-            stream, self.stream = self.stream, None
             self.say(data)
-            self.stream = stream
         elif not self.transport.is_closing():
             self.transport.write(data)
         return self.held()
@@ -200,8 +198,10 @@ class Socket:
         """Go on."""
         self._writable.set()
         self._hold()
-        if self.stream is not None:
+        if self.stream is not None and not self.stream.closed:
+            self.context.feed.tell_time()
             self.stream.drained()
+            self.context.feed.turn()
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
 
@@ -221,6 +221,7 @@ class Socket:
     def _drop_stream(self) -> None:
         stream, self.stream = self.stream, None
         if stream is not None:
+            self.context.feed.tell_time()
             stream.close()
 
     def _end(self) -> None:
