@@ -362,7 +362,7 @@ cdef class Hub(Port):
             self.date_s = now
             gmtime_r(&now, &parts)
             self.common_bytes = <uint32_t>strftime(<char *>self.common, sizeof(self.common),
-                                                   b"Server: gunicorn/asgi\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts)
+                                                   b"Server: topicsd\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts)
 
     cdef uint32_t place(self, const uint8_t *name, uint32_t name_bytes, uint64_t *topic_id) noexcept:
         # See Context.place: an id counts only while its slot has the name.
@@ -778,6 +778,8 @@ cdef class Front:
         self.frame.kind = head.body
         self.frame.left = head.length if head.body != BODY_CHUNKED else 0
         self.mode = MODE_LANE
+        if self.half_closed:
+            self.lane.client_has_finished()
         self.lane.data_received(PyBytes_FromStringAndSize(<const char *>at, head_bytes))
 
     cdef uint64_t to_lane(self, const uint8_t *at, uint64_t size) except? 0:
@@ -940,7 +942,7 @@ cdef class Front:
             self.answer_drop(begin)             # an answer that may be compressed is Falcon's
             self.leave_key(key)
             return HAND_ON
-        if not result.would_wait or hub.diff.wait_ms == 0:
+        if not result.would_wait or hub.diff.wait_ms == 0 or self.half_closed:     # who has finished sending has most likely left
             self.leave_key(key)
             hub.count_in(&hub.line.native_diff, head.length)
             bump(&hub.line.inflight, -1)

@@ -206,7 +206,8 @@ def refusal(completion: Completion) -> errors.TopicsError:
             detail = {"cap_records": first, "cap_bytes": second, "head_seq": third, "earliest_seq": fourth}
             return errors.TopicFull("the topic is full and discards nothing", detail)
         case Outcome.TOO_LARGE:
-            return errors.ClientError("the batch is larger than the topic's whole cap", {"field": "records"}, code="record_too_large")
+            whole: dict[str, Any] = {"field": "records", "cap_records": first, "cap_bytes": second}
+            return errors.ClientError("the batch is larger than the topic's whole cap", whole, code="record_too_large")
         case Outcome.READ_ONLY:
             return errors.StorageReadOnly("the log takes no writes: a write or sync failed, or the disk is full")
         case Outcome.QUOTA:

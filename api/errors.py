@@ -8,7 +8,7 @@ import falcon
 import orjson
 
 from topicsd import limits
-from topicsd.errors import Internal, MethodNotAllowed, NotFound, TopicsError, retry_after_s
+from topicsd.errors import ClientError, Internal, MethodNotAllowed, NotFound, TopicsError, retry_after_s
 
 STATUS = {
     "invalid_request": 400,
@@ -56,6 +56,13 @@ def headers_of(error: TopicsError) -> dict[str, str]:
     if status == 401:
         return {"www-authenticate": "Bearer"}
     return {}
+
+
+def of_parser(status: int, message: str) -> TopicsError:
+    """Translate a refusal of the HTTP parser: A §0.6 has no 408, 414, 431, 501, 505; such a request is malformed for us."""
+    if status == 500:
+        return Internal(message or "internal error")
+    return ClientError(message or "bad request", code="payload_too_large" if status == 413 else "invalid_request")
 
 
 def write(resp: falcon.asgi.Response, error: TopicsError) -> None:

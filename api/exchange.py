@@ -124,7 +124,11 @@ class Exchange:
         if encoding == b"gzip":
             if inflated is None:
                 raise Invalid("", "the body is no complete gzip stream")
-            return inflated
+            body = inflated
+        if not body:
+            if may_be_empty:
+                return b"{}"
+            raise Invalid("", "a JSON body is needed")
         return body
 
     def _declared_length(self) -> int:

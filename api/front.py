@@ -18,7 +18,7 @@ from topicsd.api.auth import Keyring
 from topicsd.api.calls import lost, refusal
 from topicsd.api.context import write_limits_of
 from topicsd.api.takeover import Taken
-from topicsd.api.worker import PARSER_CODES, Connection
+from topicsd.api.worker import SERVER, Connection
 from topicsd.metrics import limit_number
 from topicsd.settings import Settings
 
@@ -65,8 +65,8 @@ class Refusals:
 
     def parser(self, status: int, message: str) -> bytes:
         """Render the whole answer to bytes that are no request."""
-        code = PARSER_CODES.get(status, "internal" if status >= 500 else "invalid_request")
-        return _closing(status, errors.ClientError(message, code=code))
+        error = wire.of_parser(status, message)
+        return _closing(wire.status_of(error), error)
 
     def draining(self) -> bytes:
         """Render the whole answer to a request that has not come whole before the server ends."""
@@ -89,8 +89,8 @@ def _refusal(error: errors.TopicsError) -> Refusal:
 def _closing(status: int, error: errors.TopicsError, extra: str = "") -> bytes:
     body = wire.envelope(error)
     reason = protocol._REASON_PHRASES.get(status, "Unknown")
-    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
-    return head.encode("latin-1") + body
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nServer: {SERVER}\r\n"
+    return (head + f"Content-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n").encode("latin-1") + body
 
 
 class _Ready(asyncio.Event):
@@ -138,6 +138,10 @@ class Lane(Connection):
             lost(exc)
             return
         protocol.ASGIProtocol.connection_lost(self, exc)
+
+    def client_has_finished(self) -> None:
+        """Take in that the client sent its last byte before the message that comes now was handed on."""
+        self._half_closed = True
 
     def data_received(self, data: bytes) -> None:
         """Take a piece of the message in."""

@@ -70,6 +70,8 @@ class Gate:
         exchange.operation = operations.NUMBERS.get((method, req.uri_template or ""), 0)
         needed = resource.scopes.get(method)
         if needed is None:
+            if req.method not in falcon.COMBINED_METHODS:
+                raise errors.MethodNotAllowed(allowed_by(resource))
             return  # OPTIONS, or a method this path has not: Falcon answers
         exchange.query = queries.parse(req.scope.get("query_string", b""))
         if needed:
@@ -89,6 +91,8 @@ class Gate:
 
     async def process_response(self, req: falcon.asgi.Request, resp: falcon.asgi.Response, resource: object, req_succeeded: bool) -> None:
         """Compress what is worth it."""
+        if req.method == "OPTIONS" and req_succeeded and isinstance(resource, Route):
+            resp.set_header("allow", ", ".join(allowed_by(resource)))
         data = resp.data
         if data is not None and len(data) > limits.GZIP_BYTES_MIN:
             await answers.compress(exchange_of(req), resp)
@@ -101,6 +105,12 @@ def presented(req: falcon.asgi.Request, exchange: Exchange) -> bytes | None:
         token = queries.first(req.scope.get("query_string", b""), "token")
         return None if token is None else b"Bearer " + token.encode("utf-8", "surrogateescape")
     return header
+
+
+def allowed_by(resource: Route) -> tuple[str, ...]:
+    """Return the methods that a path takes, in alphabetical order, OPTIONS last."""
+    methods = sorted(method for method in falcon.COMBINED_METHODS if callable(getattr(resource, f"on_{method.lower()}", None)))
+    return (*(method for method in methods if method != "OPTIONS"), "OPTIONS")
 
 
 def authorize(key: Key, needed: tuple[str, ...], name: bytes) -> None:

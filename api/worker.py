@@ -31,7 +31,8 @@ log = structlog.get_logger("worker")
 DESCRIPTORS_RESERVED = 96  # of RLIMIT_NOFILE: listeners, bells, maps being made, the log's own
 HEARTBEAT_S = 1.0
 LAG_EVERY_S = 0.25
-PARSER_CODES = {400: "invalid_request", 413: "payload_too_large", 414: "invalid_request", 431: "invalid_request", 501: "invalid_request"}
+SERVER = "topicsd"
+protocol._CACHED_SERVER_HEADER = f"Server: {SERVER}\r\n".encode()
 
 
 class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
@@ -135,7 +136,10 @@ class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
 
     def _on_headers_complete(self) -> Any:
         self._head_timer.cancel()
-        return super()._on_headers_complete()
+        verdict = super()._on_headers_complete()
+        if self._half_closed:  # it waited behind another one when its client finished sending
+            self.worker.loop.call_soon(self._tell_of_eof, self._body_receiver)
+        return verdict
 
     def _head_is_late(self) -> None:
         self.end_if_idle()
@@ -155,14 +159,14 @@ class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
     def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:
         if self.taken:
             return  # "the application has not answered": it has the connection
-        error = errors.ClientError(message or "bad request", code=PARSER_CODES.get(status, "internal" if status >= 500 else "invalid_request"))
-        self._send_envelope(status, error, "".join(f"{name}: {value}\r\n" for name, value in extra_headers))
+        error = wire.of_parser(status, message)
+        self._send_envelope(wire.status_of(error), error, "".join(f"{name}: {value}\r\n" for name, value in extra_headers))
 
     def _send_envelope(self, status: int, error: errors.TopicsError, extra: str = "") -> None:
         body = wire.envelope(error)
         head = (
             f"HTTP/1.1 {status} {self._get_reason_phrase(status)}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
+            f"Server: {SERVER}\r\nContent-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
         )
         self._safe_write(head.encode("latin-1") + body)
 

@@ -11,6 +11,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -319,6 +320,7 @@ def _give_ring(arbiter: Supervisor, worker: Any) -> None:
 def serve(settings: Settings, keyring: Any) -> None:
     """Run the server until it is told to end; never returns: exits with the server's status."""
     _raise_file_limit()
+    _check_address(settings)
     _make_directory(settings.data_dir)
     shared = Shared.create(
         topics_max=settings.topics_max,
@@ -335,6 +337,20 @@ def _raise_file_limit() -> None:
     with contextlib.suppress(OSError, ValueError):
         if soft != hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _check_address(settings: Settings) -> None:
+    """Say at once that the address cannot be listened on: gunicorn would try again for five seconds."""
+    from topicsd.settings import SettingsError
+
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+            probe.listen(1)
+    except OSError as wrong:
+        raise SettingsError(f"TOPICS_HOST, TOPICS_PORT: {settings.host}:{settings.port}: {wrong.strerror or wrong}") from None
 
 
 def _make_directory(path: Path) -> None:

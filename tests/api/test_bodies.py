@@ -87,6 +87,16 @@ def test_a_gzipped_body_is_taken_whatever_pieces_it_comes_in(run, packed):
     run(test)
 
 
+def test_a_gzipped_empty_body_is_an_empty_body(run):
+    async def test(house):
+        nothing = gzip.compress(b"", mtime=0)
+        assert (await house.ask("PUT", "/v0/topics/new", nothing, content_encoding="gzip")).status == 201
+        assert (await house.ask("POST", "/v0/topics/new/diff", nothing, content_encoding="gzip")).status == 200
+        assert (await house.ask("POST", "/v0/topics/new", nothing, content_encoding="gzip")).error == (400, "invalid_request")
+
+    run(test)
+
+
 def test_a_broken_gzip_stream_is_400_at_every_cut(run):
     async def test(house):
         packed = gzip.compress(TEXT, mtime=0)

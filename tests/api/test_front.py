@@ -239,7 +239,7 @@ def test_a_slow_head_and_an_idle_connection_are_closed_and_a_slow_body_is_told_s
     house.worker.patience = slow
     house.hub.tick()
     assert [client.transport.closing for client in (fresh, head, idle, busy)] == [True, True, True, False]
-    assert body.received().startswith(b"HTTP/1.1 408 ") and body.transport.eof
+    assert body.received().startswith(b"HTTP/1.1 400 ") and body.transport.eof
 
 
 def test_connections_above_the_limit_are_told_so(house):
@@ -253,10 +253,10 @@ def test_connections_above_the_limit_are_told_so(house):
 def test_a_head_without_end_is_refused_at_its_limit(house):
     client = house.connect()
     client.send(b"GET /v0/health HTTP/1.1\r\n" + b"X-A: b\r\n" * 5000)
-    assert client.received().startswith(b"HTTP/1.1 431 ")
+    assert client.received().startswith(b"HTTP/1.1 400 ")
     client = house.connect()
     client.send(b"GET /" + b"x" * 40_000)
-    assert client.received().startswith(b"HTTP/1.1 414 ")
+    assert client.received().startswith(b"HTTP/1.1 400 ")
 
 
 def test_bodies_that_are_too_many_to_hold_are_handed_on(tmp_path):

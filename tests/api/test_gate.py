@@ -57,10 +57,13 @@ def test_a_wrong_method_says_what_is_allowed(run):
             ("POST", "/v0/topics", {"GET", "HEAD", "OPTIONS"}),
             ("PUT", "/v0/health", {"GET", "HEAD", "OPTIONS"}),
             ("POST", "/v0/topics/a/work", {"GET", "OPTIONS"}),
+            ("BREW", "/v0/topics/a", {"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"}),
+            ("BREW", "/v0/topics/a/diff", {"POST", "OPTIONS"}),
         ]:
             answer = await house.ask(method, path, b"{", content_type="text/plain")
             assert answer.error == (405, "method_not_allowed"), (method, path)
             assert {word.strip() for word in answer.headers["allow"].split(",")} == allowed
+        assert (await house.ask("BREW", "/v0/nowhere")).error == (404, "not_found")
 
     run(test)
 
@@ -69,7 +72,7 @@ def test_options_names_the_methods_and_head_is_get_without_its_body(run):
     async def test(house):
         house.backend.make("a")
         options = await house.ask("OPTIONS", "/v0/topics/a")
-        assert options.status == 200 and "PUT" in options.headers["allow"]
+        assert (options.status, options.headers["allow"]) == (200, "DELETE, GET, HEAD, POST, PUT, OPTIONS")
         got, head = await house.ask("GET", "/v0/topics/a"), await house.ask("HEAD", "/v0/topics/a")
         assert head.status == 200 and head.body == b"" and head.headers["content-length"] == str(len(got.body))
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -80,6 +81,16 @@ def _send(line, payload):
         line.sendall(payload)
     except OSError:
         pass
+
+
+def test_a_batch_above_the_whole_cap_is_refused_in_the_same_words_whether_its_topic_is_there_or_not(shared_server):
+    caps = {"cap_records": 1, "discard": "reject"}
+    two = {"records": [{"data": 1}, {"data": 2}]}
+    absent = shared_server.ask("POST", "/v0/topics/capped", {**two, "config": caps})
+    shared_server.ask("PUT", "/v0/topics/capped", caps)
+    there = shared_server.ask("POST", "/v0/topics/capped", two)
+    assert absent == there and there[0] == 400
+    assert there[1]["error"]["detail"] == {"field": "records", "cap_records": 1, "cap_bytes": 0}
 
 
 def test_a_long_poll_of_one_worker_wakes_at_a_write_through_another(shared_server):
@@ -194,6 +205,15 @@ def test_a_second_server_on_the_directory_is_refused_with_the_pid_of_the_first(t
         assert server.write("t", 1)[0] == 201
 
 
+def test_a_port_that_is_in_use_is_told_at_once_and_nothing_is_made(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        env = os.environ | {"TOPICS_PORT": str(port), "TOPICS_DATA_DIR": str(tmp_path / "data")}
+        ended = subprocess.run(SERVE, env=env, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2 and f"127.0.0.1:{port}: Address already in use" in ended.stderr and "Retry" not in ended.stderr
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     "env, told",
     [
@@ -281,3 +301,19 @@ def test_large_requests_in_pieces_and_behind_each_other_keep_every_byte(shared_s
         read += [record["data"] for record in page["records"]]
         cursor = page["next_from_seq"]
     assert read == [data for each in datas for data in each]
+
+
+@pytest.mark.parametrize("front", ["native", "falcon"])
+@pytest.mark.parametrize("before", ["write", "list"])  # what the front serves itself, and what it hands on
+def test_a_client_that_has_finished_sending_does_not_hold_the_poll_behind_its_other_requests(tmp_path, front, before):
+    with Server(tmp_path, TOPICS_FRONT=front).ready() as server, server.connect() as line:
+        server.write("t", 0)
+        first = request("POST", "/v0/topics/t", {"records": [{"data": 1}]}) if before == "write" else request("GET", "/v0/topics")
+        line.sendall(first + request("POST", "/v0/topics/t/diff", {"from_seq": 2 if before == "write" else 1, "wait_ms": 30000}))
+        line.shutdown(1)
+        begun = time.monotonic()
+        told = bytearray()
+        assert answer(line, told)[0] == 200
+        assert answer(line, told)[1]["records"] == []
+        assert time.monotonic() - begun < 20  # of 30
+        assert line.recv(1) == b""

@@ -173,7 +173,7 @@ def test_an_inline_config_needs_admin_only_when_the_write_creates(run):
     "outcome, values, status, code, detail",
     [
         (Outcome.FULL, (3, 0, 9, 7), 422, "topic_full", {"cap_records": 3, "cap_bytes": 0, "head_seq": 9, "earliest_seq": 7}),
-        (Outcome.TOO_LARGE, (), 400, "record_too_large", {"field": "records"}),
+        (Outcome.TOO_LARGE, (5, 6), 400, "record_too_large", {"field": "records", "cap_records": 5, "cap_bytes": 6}),
         (Outcome.READ_ONLY, (), 503, "storage_read_only", {}),
         (Outcome.QUOTA, (2000,), 429, "throttled", {"limit": "max_total_bytes", "max": 2000}),
         (Outcome.KEYS, (5,), 429, "throttled", {"limit": "max_idempotency_keys", "max": 5}),

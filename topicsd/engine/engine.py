@@ -221,7 +221,7 @@ class Engine:
         """Refuse a write that could not stand in the topic it would create: no topic is left behind."""
         records, size = self.sequencer.call_size()
         if config.discard == "reject" and ((config.cap_records and records > config.cap_records) or (config.cap_bytes and size > config.cap_bytes)):
-            caps = {"cap_records": config.cap_records, "cap_bytes": config.cap_bytes}
+            caps = {"field": "records", "cap_records": config.cap_records, "cap_bytes": config.cap_bytes}
             raise ClientError("the batch is larger than the topic's whole cap", caps, code="record_too_large")
         if self.options.bytes_max and self.sequencer.bytes_live + size > self.options.bytes_max:
             raise Throttled("max_total_bytes", self.options.bytes_max)
