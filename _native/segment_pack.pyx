@@ -90,7 +90,8 @@ cdef int pack_finish(PackBuilder *pack, uint64_t *file_bytes) noexcept nogil:
     cdef int result
     if not pack.open:
         return -EINVAL
-    qsort(pack.entries, pack.count, sizeof(pack_entry), _by_segment)
+    if pack.count:
+        qsort(pack.entries, pack.count, sizeof(pack_entry), _by_segment)
     memset(&footer, 0, sizeof(pack_footer))
     footer.magic = PACK_FOOTER_MAGIC
     footer.format_version = PACK_FORMAT_VERSION

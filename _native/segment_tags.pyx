@@ -70,7 +70,7 @@ cdef int _row_of(TagTable *table, const uint8_t *text, uint32_t bytes, uint32_t 
         return SEGMENT_ORDER
     result = array_grow(<void **>&table.rows, &table.rows_room, table.count + 1, sizeof(TagRow))
     if result == 0:
-        result = array_grow(<void **>&table.arena, &table.arena_room, table.arena_used + bytes, 1)
+        result = array_grow(<void **>&table.arena, &table.arena_room, table.arena_used + bytes + 1, 1)    # never NULL, even for an empty tag
     if result != 0:
         return result
     row = &table.rows[table.count]

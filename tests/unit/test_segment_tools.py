@@ -294,3 +294,19 @@ def test_the_dump_command_refuses_what_it_does_not_know(tmp_path: Path, store: P
     assert result.exit_code == 1 and "no known format" in result.output
     good = CliRunner().invoke(main, ["dump", str(pack_of(store))])
     assert good.exit_code == 0 and all(json.loads(line) for line in good.output.splitlines())
+
+
+# ---- golden files
+
+
+def test_the_files_of_format_version_1_open_for_ever(tmp_path: Path) -> None:
+    golden = Path(__file__).parents[1] / "golden" / "segment-v1"
+    files = sorted(path for path in golden.rglob("*") if path.is_file() and path.suffix != ".jsonl")
+    wanted = (golden / "expected.jsonl").read_bytes().splitlines()
+    assert [line for path in files for line in dump.dump(path)] == wanted
+    shutil.copytree(golden, tmp_path / "data")
+    (tmp_path / "data" / "expected.jsonl").unlink()
+    before = content(tmp_path / "data")
+    report = fsck.fsck(tmp_path / "data", mend=True)
+    assert (report.problems, report.done, report.segments, report.cold, report.records, report.deleted) == ([], [], 4, 1, 12, 1)
+    assert content(tmp_path / "data") == before
