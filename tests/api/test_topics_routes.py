@@ -388,7 +388,7 @@ def test_paths_of_later_versions_check_in_order_and_never_succeed(run):
         for path, body, expected in [
             ("/v0/topics/log/claim", b"{", (400, "invalid_request")), ("/v0/topics/log/claim", b"{}", (400, "invalid_request")),
             ("/v0/topics/none/claim", b'{"node":"w"}', (404, "topic_not_found")), ("/v0/topics/log/claim", b'{"node":"w"}', (409, "not_a_queue")),
-            ("/v0/topics/queue/claim", b'{"node":"w"}', (404, "not_found")), ("/v0/watch", b"{}", (404, "not_found")),
+            ("/v0/topics/queue/claim", b'{"node":"w"}', (404, "not_found")),
         ]:  # fmt: skip
             assert (await house.ask("POST", path, body)).error == expected, (path, body)
         assert (await house.ask("PUT", "/v0/routers/a-%3Eb", b"{}")).error == (404, "not_found")
