@@ -41,7 +41,7 @@ def test_a_foreign_client_publishes_with_and_without_compression(tmp_path, front
         assert "permessage-deflate" in line.response.headers["Sec-WebSocket-Extensions"]
         answers, line = asyncio.run(talk(server, compression=None))
         assert answers[-1]["last_seq"] == 400
-        status, page = server.ask("POST", "/v0/topics/t/diff", {"limit": 1000})
+        status, page = server.ask("POST", "/v0/topics/t/diff", {"limit": 1000, "max_batch_bytes": 8 << 20})
         assert status == 200 and [len(each["data"]) for each in page["records"]] == [50 * n for n in range(200)] * 2
 
 
