@@ -11,7 +11,7 @@ import pytest
 from fakes.server import Server
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
-SECONDS = 45
+SECONDS = 30
 # Left out: what is allowed beyond the schema (unknown members, names in bodies), and TRACE-like methods that no parser of ours takes.
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,use_after_free,ensure_resource_availability"
 
@@ -28,6 +28,7 @@ def test_requests_made_from_the_document_get_answers_that_fit_it(tmp_path):
         (tmp_path / "none.toml").write_text("")
         command += ["run", f"http://{host}:{port}/v0/openapi.json", "--max-time", str(SECONDS), "--checks", CHECKS, "--seed", "7", "--no-shrink"]
         command += ["-n", "25", "--continue-on-failure", "--exclude-path", "/v0/ws", "--no-color", "--generation-database", "none"]
+        command += ["--request-timeout", "45", "-w", "4"]  # a consume without a time-out of its own waits for 30 s
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]
         assert "Stateful" in done.stdout, done.stdout[-4000:]
