@@ -68,10 +68,15 @@ def main() -> None:
             medians.append(ours["p50_us"] / theirs["p50_us"])
             tails.append((ours["p99_us"] / ours["p50_us"], theirs["p99_us"] / theirs["p50_us"]))
             each = ", ".join(f"{name} {us:.1f}" for name, us in ours["threads"].items() if us >= 0.05)
-            print(f"{ours['rate']:10,.0f}/s  {theirs['rate']:10,.0f}/s  p50 {ours['p50_us']:.0f} {theirs['p50_us']:.0f} us   CPU us: {each};"
-                  f" beside: {sum(theirs['threads'].values()):.1f}", flush=True)
-        print(f"rate {statistics.median(rates):.2f}, p50 {statistics.median(medians):.2f} x {options.beside};"
-              f" p99/p50 {statistics.median(one for one, _ in tails):.1f}, beside {statistics.median(two for _, two in tails):.1f}")
+            print(
+                f"{ours['rate']:10,.0f}/s  {theirs['rate']:10,.0f}/s  p50 {ours['p50_us']:.0f} {theirs['p50_us']:.0f} us   CPU us: {each};"
+                f" beside: {sum(theirs['threads'].values()):.1f}",
+                flush=True,
+            )
+        print(
+            f"rate {statistics.median(rates):.2f}, p50 {statistics.median(medians):.2f} x {options.beside};"
+            f" p99/p50 {statistics.median(one for one, _ in tails):.1f}, beside {statistics.median(two for _, two in tails):.1f}"
+        )
     finally:
         topicsd.stop()
         beside.stop()
