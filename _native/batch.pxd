@@ -26,6 +26,7 @@ cdef struct Batch:
     uint8_t owned           # `frame` was malloc'ed here
     uint8_t waits           # must be synced before it is visible
     uint8_t durable         # class fsync: the answer says what the sync took
+    uint8_t hashed          # body_xxh3 is known: its worker has told it (port.pxd)
     uint32_t slot
     uint64_t topic_id
     uint64_t token
@@ -34,7 +35,7 @@ cdef struct Batch:
     uint32_t outcome        # of a finished batch
     uint64_t cursor         # its descriptor in the ring
     frame_header *frame
-    uint64_t first_seq, count, payload
+    uint64_t first_seq, count, payload, body_xxh3
     uint64_t place          # source << 56 | position of the frame
     uint64_t end            # log position that must be synced
     uint64_t started_ns, written_ns

@@ -34,7 +34,7 @@ cdef enum:
     PARTS_MAX = 4096                  # frames in a group; a longer one is flushed in between
     PAGE_BYTES = 4096                 # files are whole pages
     FILL_BYTES = 256 << 10            # a write of zeroes
-    FILL_RATE_MAX = 128               # bytes a microsecond; a log that grows faster than this is not filled ahead
+    FILL_RATE_MAX = 32                # bytes a microsecond; a log that grows faster than this is not filled ahead
     FILL_ALWAYS_BELOW = 16 << 20      # bytes of a file; a small one is used up at once by any burst
     FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
     FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled

@@ -6,6 +6,10 @@
 # The worker fills magic, type, flags, length, count and topic_id of a frame; everything else of its header is zero until the writer stamps it.
 # A body is encoded straight into the ring (or a spill slot): that is its only copy before the log.
 #
+# What takes a walk over the body is done here, while it is in this core's cache, and told in words that the writer stamps later: `xxh3` is the
+# body's hash, `synced` the payload's bytes, and FRAME_FLAG_TOLD says so (the writer clears it; it never gets into a log). A frame without the
+# flag is walked and hashed by the writer. The writer trusts what it is told as it trusts the body, which the same code has written.
+#
 # Owner: the worker's event loop thread. `submit_append` and `submit_call` need no GIL, so that a native front calls them directly.
 #
 # Sleep: after each turn the loop calls `drain` and then `dirty`, in this order: `drain` arms, so whatever the writer pushes later rings
@@ -17,6 +21,9 @@ from topicsd._native.layout cimport completion
 from topicsd._native.regions cimport Shared
 from topicsd._native.ring cimport Ring
 from topicsd._native.scan cimport WriteRequest
+
+cdef enum:
+    FRAME_FLAG_TOLD = 0x80
 
 # 0 and the token, RING_FULL or RING_TOO_LARGE. A key is canonical; 0 bytes: none.
 cdef int submit_append(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,

@@ -60,6 +60,7 @@ cdef class Sequencer:
     cdef uint32_t _refusal(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
     cdef uint64_t _freed_by(self, Batch *batch, topic_slot *topic) noexcept nogil
     cdef int admit(self, Batch *batch) noexcept nogil
+    cdef uint32_t _measure(self, Batch *batch) noexcept nogil
     cdef uint32_t _stamp(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
     cdef int _place(self, uint32_t number, uint32_t bytes, bint privileged, uint64_t *position) noexcept nogil
     cdef void _ask_ceiling(self, uint32_t slot, topic_slot *topic, uint64_t ceiling) noexcept nogil

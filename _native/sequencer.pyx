@@ -18,7 +18,8 @@ from topicsd._native.batch cimport (
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
 from topicsd._native.durable cimport durable_look
 from topicsd._native.ephemeral cimport arena_put
-from topicsd._native.frame cimport frame_seal
+from topicsd._native.frame cimport frame_hash_of, frame_seal
+from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_at
 from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, CLASS_FSYNC, COMMAND_APPEND, COMMAND_CALL, COMPLETION_BODY_DIFFERS, COMPLETION_DEDUPED, DISCARD_REJECT,
@@ -28,6 +29,7 @@ from topicsd._native.layout cimport (
     index_entry, key_section, shard_line, submission, topic_slot,
 )
 from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
+from topicsd._native.port cimport FRAME_FLAG_TOLD
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
 from topicsd._native.routes cimport (
     CURSOR_HOLE, GATHER_RECORDS_MAX, Forwarder, Gathered, Note, Outlets, Route, Step, cursor_head, cursor_row, fitting, forwarder_close,
@@ -39,6 +41,9 @@ from topicsd._native.ring cimport (
     ring_reset_for_generation, writer_bell_seen, writer_sleep_unless,
 )
 from topicsd._native.topics cimport Private, batch_payload, core_close, core_open, expire, leave_hole, private_of, publish
+
+cdef extern from "ring.h" nogil:
+    const int FAULT_POINTS
 
 cdef enum:
     SYNC_LOOK_NS = 50000
@@ -233,14 +238,14 @@ cdef class Sequencer:
         cdef Regions *r = self.core.regions
         cdef topic_slot *topic
         cdef Private *own
-        cdef uint32_t records, largest, outcome
+        cdef uint32_t records, outcome
         if batch.slot >= r.control.topics_max or r.table[batch.slot].topic_id != batch.topic_id or batch.topic_id == 0:
             batch.slot = NO_SLOT
             self.finish(batch, OUTCOME_MOVED)
             return 0
         topic = &r.table[batch.slot]
         own = private_of(&self.core, batch.slot)
-        batch.payload = batch_payload(batch.frame, &records, &largest)
+        records = self._measure(batch)
         if records == 0 or own == NULL:
             self.finish(batch, OUTCOME_UNKNOWN)
             return 0
@@ -254,6 +259,20 @@ cdef class Sequencer:
             batch.count = 0
             self.finish(batch, outcome)
         return 0
+
+    cdef uint32_t _measure(self, Batch *batch) noexcept nogil:
+        """Find a batch's payload and maybe its hash: told by its worker, or by a walk. Returns its records, 0 when it is malformed."""
+        cdef frame_header *frame = batch.frame
+        cdef uint32_t records = 0, largest
+        if frame.flags & FRAME_FLAG_TOLD == 0:
+            batch.payload = batch_payload(frame, &records, &largest)
+            return records
+        frame.flags &= ~FRAME_FLAG_TOLD & 0xFF
+        batch.payload, batch.body_xxh3, batch.hashed = frame.synced, frame.xxh3, 1
+        if FAULT_POINTS and (batch_payload(frame, &records, &largest) != batch.payload or records != frame.count
+                             or batch.body_xxh3 != xxh3_64(<uint8_t *>frame + FRAME_HEADER_BYTES, frame.length - FRAME_HEADER_BYTES)):
+            abort()
+        return frame.count if batch.payload + FRAME_HEADER_BYTES <= frame.length else 0
 
     cdef uint32_t _stamp(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil:
         """Find a place, give seq and ts, seal the frame, queue it. Anything but OUTCOME_OK: nothing has changed."""
@@ -280,6 +299,7 @@ cdef class Sequencer:
         frame.topic_id = topic.topic_id
         frame.synced = load_relaxed_64(&(<Shard>self.shard[number]).line.synced)
         if durability == CLASS_EPHEMERAL:
+            frame.xxh3 = 0      # nothing checks what no disk has held
             frame.flags |= FRAME_FLAG_EPHEMERAL
             if arena_put(&self.core.arena, self.core.regions, &own.chunks, frame, frame.length, last, &position) != 0:
                 return OUTCOME_EPHEMERAL
@@ -287,7 +307,10 @@ cdef class Sequencer:
             batch.end = (<Shard>self.shard[number]).written() + (<Shard>self.shard[number]).unflushed()
         else:
             frame.position = position
-            frame_seal(frame)
+            if batch.hashed:
+                frame.xxh3 = frame_hash_of(frame, batch.body_xxh3)
+            else:
+                frame_seal(frame)
             (<Shard>self.shard[number]).queue(frame, frame.length)
             batch.place = (<uint64_t>number << POSITION_BITS) | position
             batch.end = position + frame.length

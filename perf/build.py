@@ -6,6 +6,7 @@ Nothing is installed. A file is built again only when something beside it is new
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -15,16 +16,18 @@ PERF = Path(__file__).resolve().parent
 OUT = PERF / "out"
 ROOT = PERF.parent
 WARNINGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra"]
+COMPILER = shlex.split(os.environ.get("CC", "cc"))
 PROGRAMS = {"load": PERF / "load/load.c", "bare_http": PERF / "bare/http.c", "bare_disk": PERF / "bare/disk.c"}
 
 
-def build() -> None:
-    """Build all that is stale. Raises CalledProcessError when a compiler refuses."""
+def build(engine: bool = True) -> None:
+    """Build all that is stale, `engine`: the submit loop too. Raises CalledProcessError when a compiler refuses."""
     OUT.mkdir(exist_ok=True)
     for name, source in PROGRAMS.items():
         if _stale(OUT / name, [*source.parent.glob("*.[ch]"), PERF / "load/histogram.h"]):
-            subprocess.run([os.environ.get("CC", "cc"), *WARNINGS, "-o", OUT / name, source], check=True)
-    _build_submit()
+            subprocess.run([*COMPILER, *WARNINGS, "-o", OUT / name, source], check=True)
+    if engine:
+        _build_submit()
 
 
 def _stale(product: Path, sources: list[Path]) -> bool:
@@ -46,7 +49,7 @@ def _build_submit() -> None:
     )
     flags = ["-std=gnu11", "-O3", "-g", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
     include = ["-I", sysconfig.get_path("include"), "-I", str(ROOT / "_native")]
-    subprocess.run([os.environ.get("CC", "cc"), *flags, *include, "-o", product, generated], check=True)
+    subprocess.run([*COMPILER, *flags, *include, "-o", product, generated], check=True)
 
 
 if __name__ == "__main__":

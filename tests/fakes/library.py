@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import struct
 from typing import Any
+
+import xxhash
 
 from fakes.clock import FakeClock
 from oracle.model import Refused
@@ -19,6 +22,14 @@ from topicsd.store import Store, StoreOptions
 
 OUTCOMES = {1: "moved", 2: "topic_full", 3: "record_too_large", 4: "storage_read_only", 5: "throttled", 6: "throttled", 7: "throttled", 9: "unknown"}
 CREATED, DEDUPED, BODY_DIFFERS = 1, 2, 4
+
+
+def told(raw: bytes, payload_bytes: int) -> bytes:
+    """Return a frame with what its worker would tell the writer of it."""
+    head = bytearray(raw[:64])
+    head[9] |= 0x80
+    struct.pack_into("<QQQ", head, 40, payload_bytes, 0, xxhash.xxh3_64_intdigest(raw[64:]))
+    return bytes(head) + raw[64:]
 
 
 class Library:
@@ -144,6 +155,8 @@ class Library:
             slot, created = self.sequencer.find(name.encode()), True
         token = next(self.tokens)
         raw = frame.build(2, encoded, count=write.count, flags=1 if key is not None else 0, topic_id=self.sequencer.topic(slot)["topic_id"])
+        if token % 2:  # as a worker sends it: measured and hashed already (port.pxd)
+            raw = told(raw, write.payload_bytes)
         self.sequencer.append_frame(slot, raw, token, self.clock.wall_ms(), self.clock.mono_ms())
         self._created = getattr(self, "_created", set()) | ({token} if created else set())
         return token

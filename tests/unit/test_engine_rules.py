@@ -13,6 +13,7 @@ from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.library import Library
 from oracle.model import Refused
+from topicsd._native.log_walk import read
 
 
 @pytest.fixture
@@ -585,3 +586,17 @@ def test_damage_at_the_end_of_a_topic_is_never_silent(make: Callable[..., Librar
     assert engine.append("t", numbers(3))["first_seq"] > 2
     engine.kill()
     assert engine.diff("t", 1)["tombstone"]["reason"] == "corrupt"
+
+
+# ---- what a worker tells ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_its_worker_measured_is_in_the_log_as_one_that_the_writer_walked(engine: Library) -> None:
+    engine.put("t")
+    for value in range(4):  # by turns told and not
+        engine.append("t", numbers(value, tag="x", meta={"a": "b"}, node="n"), key=f"k{value}")
+    assert engine.state("t")["bytes"] == 4 * len('0x{"a":"b"}n')
+    engine.kill()
+    assert datas(engine.diff("t")) == [0, 1, 2, 3] and not engine.store.degraded
+    report, frames = read(engine.directory + "/log/shard-00")
+    assert not report.damaged and [raw[9] for raw in frames if raw[8] == 2] == [1] * 4

@@ -5,6 +5,7 @@ import os
 import struct
 
 import pytest
+import xxhash
 
 from topicsd._native import scan
 from topicsd._native.port import UNKNOWN, Busy, Port
@@ -16,7 +17,7 @@ NO_SLOT = 0xFFFFFFFF
 FRAME = struct.Struct("<IIBBHIQQQQQQ")
 MAGIC = 0x31465054
 FRAME_APPEND = 2
-FLAG_KEY = 1
+FLAG_KEY, FLAG_TOLD = 1, 0x80
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def drained(port: Port) -> list:
     return found
 
 
-def test_an_append_is_a_frame_with_its_topic_and_no_stamp(port, writer):
+def test_an_append_is_a_frame_with_its_topic_its_measures_and_no_stamp(port, writer):
     request = write()
     token = port.append(3, 77, request)
 
@@ -61,8 +62,8 @@ def test_an_append_is_a_frame_with_its_topic_and_no_stamp(port, writer):
     magic, length, frame_type, flags, shard, count, topic_id, *stamps = FRAME.unpack_from(payload)
 
     assert (got, kind, slot) == (token, APPEND, 3)
-    assert (magic, length, frame_type, flags, shard, count, topic_id) == (MAGIC, len(payload), FRAME_APPEND, 0, 0, 2, 77)
-    assert stamps == [0] * 5
+    assert (magic, length, frame_type, flags, shard, count, topic_id) == (MAGIC, len(payload), FRAME_APPEND, FLAG_TOLD, 0, 2, 77)
+    assert stamps == [0, 0, len(b'{"a":1}' + b"t" + b"2"), 0, xxhash.xxh3_64_intdigest(payload[64:])]
     assert length % 8 == 0
     assert payload[64:] == request.encode()
 
@@ -71,7 +72,7 @@ def test_the_headers_key_goes_with_the_frame_unless_the_body_has_its_own(port, w
     request = write()
     port.append(0, 1, request, b"from-header")
     payload = take(writer)[3]
-    assert payload[9] == FLAG_KEY
+    assert payload[9] == FLAG_KEY | FLAG_TOLD
     assert payload[64:] == request.encode(b"from-header")
     writer.release(writer.head + 1)
 
@@ -101,7 +102,7 @@ def test_a_call_carries_json_and_perhaps_a_frame_behind_it(port, writer):
     assert payload[8 : 8 + json_bytes] == b"{}"
     assert payload[16 + 64 :] == request.encode(b"key")
     assert frame_bytes == len(payload) - 16
-    assert FRAME.unpack_from(payload, 16)[:6] == (MAGIC, frame_bytes, FRAME_APPEND, FLAG_KEY, 0, 2)
+    assert FRAME.unpack_from(payload, 16)[:6] == (MAGIC, frame_bytes, FRAME_APPEND, FLAG_KEY | FLAG_TOLD, 0, 2)
 
 
 def test_a_body_too_large_for_the_ring_travels_in_a_spill_slot(port, writer):
