@@ -13,6 +13,13 @@ cdef enum BatchKind:
     BATCH_DUPLICATE = 2     # a retry whose first try is still in flight: gets that one's answer
     BATCH_CALL = 3          # a command of the engine that is done and only waits for its frames to be synced
     BATCH_CEILING = 4       # a reserved ceiling that holds once it is synced
+    # A route's copies, or a hole instead of them (routes.pxd): `frame` is the Note, `token` the route's number, `place` its cursor before,
+    # `cursor` the one behind, `started_ns` their ts, `answer_bytes` the hole's length.
+    BATCH_COPIES = 5
+    BATCH_CURSOR = 6        # owns the cursor frame of the copies behind it
+
+cdef enum:
+    TOKEN_ROUTED = 0xFFFFFFFFFFFFFFFF    # of a batch of copies that are written out: nobody waits for its answer
 
 cdef struct Batch:
     uint8_t kind
@@ -80,4 +87,5 @@ cdef inline void free_owned(Batch *batch) noexcept nogil:
 
 
 cdef inline key_section *key_of(frame_header *frame) noexcept nogil:
-    return <key_section *>(<uint8_t *>frame + FRAME_HEADER_BYTES) if frame.flags & FRAME_FLAG_KEY else NULL
+    # A routed frame's section is no idempotency key (routes.h).
+    return <key_section *>(<uint8_t *>frame + FRAME_HEADER_BYTES) if frame.flags & (FRAME_FLAG_KEY | 4) == FRAME_FLAG_KEY else NULL

@@ -14,6 +14,8 @@
 #                                                                        its last record, so a copy from such memory is thrown away
 # entry.flags DELETED     writer       plain, copied with the entry      a record deleted during the read may still be in this page
 #
+# A router's copy (INDEX_COPY) shows another topic's bytes with marks of its own: copies.pxd.
+#
 # Bytes in log files never change once their entry is published; ephemeral memory may be used again at any moment, so a record from there
 # is copied first, then checked, then spliced. A record is checked against its index entry: it lies inside its file, its parts fill it, and
 # it has as many bytes as the entry says. Everything that touches a map runs inside `guarded_call`.
@@ -23,6 +25,7 @@
 # Owner: one thread. A ReaderCore is not shared (its maps, its buffers); several may read the same topic.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from topicsd._native.copies cimport Origin
 from topicsd._native.layout cimport index_entry
 from topicsd._native.maps cimport Maps
 from topicsd._native.regions cimport Regions
@@ -70,6 +73,8 @@ cdef struct Page:                      # one diff in the making; in memory, so t
     bint whole                         # a diff's body around the records, or the records alone
     Span span
     RecordText text
+    uint64_t origins                   # slot.origins as of the view
+    Origin origin                      # of the copy that is being rendered
     index_entry entries[PAGE_ENTRIES]
 
 cdef struct ReaderCore:

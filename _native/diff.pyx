@@ -3,16 +3,17 @@
 from libc.errno cimport EIO
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, store_relaxed_64
-from topicsd._native.frame cimport entry_bytes, entry_has_node, entry_has_tag, entry_node, entry_payload_bytes, entry_tag
+from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.copies cimport ORIGIN_BYTES_MAX, copy_payload, origin_find, put_shown, shows_node, shows_tag, wait_for_copies
+from topicsd._native.frame cimport entry_bytes, entry_node, entry_payload_bytes, entry_tag
 from topicsd._native.index cimport view_entries, view_hole_part, view_hole_start, view_lower_bound_ts
 from topicsd._native.layout cimport (
-    ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
+    ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_ORIGIN, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_DEDUPE_NODE, entry_ext, record_entry,
 )
 from topicsd._native.maps cimport MAPS_MAX, guarded_call, map_at, maps_drop_all, maps_init, maps_refresh
 from topicsd._native.render cimport (
-    PERFORMANCE_BYTES_MAX, RECORD_BYTES_MAX, TOMBSTONE_BYTES_MAX, buffer_free, buffer_need, put_bool, put_bytes, put_ms, put_record,
+    PERFORMANCE_BYTES_MAX, RECORD_BYTES_MAX, TOMBSTONE_BYTES_MAX, buffer_free, buffer_need, put_bool, put_bytes, put_ms,
     put_text, put_tombstone, put_u64,
 )
 from topicsd._native.scan cimport diff_match, diff_node
@@ -42,8 +43,9 @@ cdef void reader_free(ReaderCore *reader) noexcept nogil:
 # ---- one record -----------------------------------------------------------------------------------------------------------
 
 
-cdef inline bint _sound(const record_entry *record, uint64_t available, uint64_t payload_bytes) noexcept nogil:
+cdef inline bint _sound(const record_entry *record, uint64_t available, const index_entry *entry) noexcept nogil:
     """The record lies inside what there is and is as large as its index entry says."""
+    cdef uint64_t payload_bytes = copy_payload(record, entry)
     cdef uint64_t parts = sizeof(record_entry) + payload_bytes + (sizeof(entry_ext) if record.length_flags & ENTRY_FLAG_EXT else 0)
     return entry_bytes(record) <= available and parts <= entry_bytes(record) and entry_payload_bytes(record) == payload_bytes
 
@@ -63,7 +65,7 @@ cdef const record_entry *_ephemeral(Page *page, const index_entry *entry, uint64
         page.ephemeral_first = page.reading
     memcpy(page.reader.scratch.bytes, regions.ephemeral + position, wanted)
     record = <const record_entry *>page.reader.scratch.bytes
-    return record if _sound(record, wanted, entry.bytes) else NULL
+    return record if _sound(record, wanted, entry) else NULL
 
 
 cdef const record_entry *_locate(Page *page, const index_entry *entry) noexcept nogil:
@@ -80,22 +82,22 @@ cdef const record_entry *_locate(Page *page, const index_entry *entry) noexcept 
         span.shard, span.position, span.bytes = shard, position, available
     available = span.bytes - (position - span.position)
     record = <const record_entry *>(span.base + (position - span.position))
-    if available < sizeof(record_entry) or not _sound(record, available, entry.bytes):
+    if available < sizeof(record_entry) or not _sound(record, available, entry):
         return NULL
     return record
 
 
-cdef bint _wanted(const Page *page, const record_entry *record) noexcept nogil:
+cdef bint _wanted(const Page *page, const record_entry *record, uint32_t flags) noexcept nogil:
     """This reader takes the record: it is none of its own nodes' and its tag matches."""
     cdef const DiffRequest *request = page.request
     cdef uint32_t number
-    if page.filter_nodes and entry_has_node(record):
+    if page.filter_nodes and shows_node(record, flags):
         for number in range(request.node_count):
             if request.nodes[number].bytes == record.node_bytes and memcmp(diff_node(request, number), entry_node(record), record.node_bytes) == 0:
                 return False
     if request.match_kind == MATCH_NONE:
         return True
-    if not entry_has_tag(record):
+    if not shows_tag(record, flags):
         return False
     if record.tag_bytes < request.match.bytes or (request.match_kind == MATCH_EQ and record.tag_bytes != request.match.bytes):
         return False
@@ -141,16 +143,21 @@ cdef int _step(Page *page, uint64_t seq, const index_entry *entry, int *step) no
         record = _locate(page, entry)
         if record == NULL:
             return READ_IO
-        if _wanted(page, record):
+        if _wanted(page, record, entry.flags):
             if page.matched and page.payload + entry.bytes > page.payload_max:
                 return READ_OK
-            if buffer_need(page.out, entry.bytes + <uint64_t>RECORD_BYTES_MAX) != 0:
+            if buffer_need(page.out, entry_payload_bytes(record) + <uint64_t>(RECORD_BYTES_MAX + ORIGIN_BYTES_MAX)) != 0:
                 return READ_MEMORY
             at = page.out.bytes + page.out.used
             if page.matched:
                 at[0] = 44
                 at += 1
-            at = put_record(at, &page.text, seq, entry.ts, record, page.request.include_tags, page.request.include_data, page.request.include_meta)
+            if entry.flags & INDEX_ORIGIN:
+                origin_find(page.reader.regions, page.origins, seq, &page.origin)
+                if page.origin.text_bytes == 0:
+                    return READ_STALE
+            at = put_shown(at, &page.text, seq, entry, record, &page.origin, page.request.include_tags, page.request.include_data,
+                           page.request.include_meta)
             page.out.used = at - page.out.bytes
             page.whole_used = page.out.used
             page.payload += entry.bytes
@@ -190,6 +197,7 @@ cdef int _begin(Page *page, uint32_t slot, uint64_t topic_id, uint64_t now_ms) n
     cdef uint64_t from_seq = request.from_seq, begin
     cdef bint recreated
     cdef int status = view_take(regions, slot, &page.view)
+    page.origins = load_relaxed_64(&regions.table[slot].origins)    # counts only if view_still says so
     if load_acquire_64(&regions.control.ready) == 0:
         return READ_BUSY
     if status != 0:
@@ -282,6 +290,7 @@ cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const 
         return READ_GONE
     page.reader, page.request, page.out = reader, request, out
     _limit(page)
+    wait_for_copies(reader.regions, slot)
     for _ in range(PAGE_TRIES):
         maps_refresh(&reader.maps)
         out.used = start

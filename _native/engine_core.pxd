@@ -5,12 +5,15 @@
 # back was never answered, and one that a failed sync leaves in doubt is copied into the next log file (topicsd/store.py, heal).
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport topic_config
+from topicsd._native.layout cimport frame_header, topic_config
+from topicsd._native.routes cimport Route
 from topicsd._native.sequencer cimport Sequencer
 from topicsd._native.topics cimport Private
 
 
 cdef class EngineCore(Sequencer):
+    cdef Route *_route(self, uint32_t number) except NULL
+    cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil
     cdef void _remember_again(self, uint32_t slot, Private *own) noexcept
     cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept
     cdef int _pack(self, topic_config *packed, dict config) except -1

@@ -17,13 +17,18 @@ from topicsd._native.files cimport FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
-    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_MAGIC, NO_SLOT,
+    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_ROUTER_CURSOR,
+    MATCH_NONE, NO_SLOT,
     OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY,
     TOPIC_LEASES_DURABLE, TOPIC_LOG, TOPIC_QUEUE, control, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
 from topicsd._native.order cimport order_build, order_insert, order_remove, order_reset
+from topicsd._native.routes cimport (
+    ROUTE_TEXT_MAX, Outlets, Route, forwarder_files, forwarder_queue, notes_delete, outlets_of, replay_cursors, route_add, route_change,
+    route_of, route_remove,
+)
 from topicsd._native.sequencer cimport Sequencer
 from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
@@ -35,6 +40,8 @@ from topicsd._native.topics cimport (
 
 cdef enum:
     CEILING_IDLE_MS = 1000
+    SETTLE_WORK = 1 << 16
+    SETTLE_TURNS_MAX = 1 << 16      # a cycle of routers ends by its hop cap; this ends a bug
 
 DURABILITIES = ("ephemeral", "memory", "disk", "fsync")    # by enum durability_class
 
@@ -46,11 +53,12 @@ cdef class EngineCore(Sequencer):
     # ---- commands of the engine ----------------------------------------------------------------------------------------------------------------
 
     def take_call(self):
-        """Return the next command as (number, JSON bytes, has a batch), or None. `number` is good until it is answered."""
+        """Return the next command as (JSON bytes, has a batch), or None; what was written before it has been forwarded by then."""
         cdef Batch *batch
         cdef uint32_t *sizes
         if self.calls.first == self.calls.end:
             return None
+        self.settle_routes()
         batch = queue_at(&self.calls, self.calls.first)
         sizes = <uint32_t *>batch.frame
         return PyBytes_FromStringAndSize(<char *>(sizes + 2), sizes[0]), sizes[1] != 0
@@ -182,8 +190,11 @@ cdef class EngineCore(Sequencer):
     def delete_before(self, uint32_t slot, uint64_t before_seq):
         """Delete the live records below `before_seq`; return how many."""
         cdef uint64_t deleted
+        cdef Outlets *outlets = outlets_of(&self.core, slot)
         with nogil:
             deleted = delete_before(&self.core, slot, before_seq)
+            if outlets != NULL:
+                notes_delete(outlets, MATCH_NONE, NULL, 0, before_seq)
         return deleted
 
     def delete_matching(self, uint32_t slot, uint32_t kind, bytes tag, uint64_t before_seq):
@@ -191,8 +202,11 @@ cdef class EngineCore(Sequencer):
         cdef uint64_t deleted
         cdef const uint8_t *text = <const uint8_t *>PyBytes_AS_STRING(tag)
         cdef uint32_t tag_bytes = <uint32_t>len(tag)
+        cdef Outlets *outlets = outlets_of(&self.core, slot)
         with nogil:
             deleted = delete_matching(&self.core, slot, kind, text, tag_bytes, before_seq)
+            if outlets != NULL:
+                notes_delete(outlets, kind, text, tag_bytes, before_seq)
         return deleted
 
     def expire(self, uint32_t slot, uint64_t now_ms, uint64_t records_max):
@@ -275,6 +289,108 @@ cdef class EngineCore(Sequencer):
         cdef int64_t written_ms = own.written_ms
         self._remember_raised(slot)
         own.written_ms = written_ms
+
+    # ---- routers ---------------------------------------------------------------------------------------------------------------
+
+    def open_routes(self, bytes data_dir):
+        """Say where log files are: what notes no longer hold is read from there."""
+        cdef int failure = forwarder_files(&self.forwarder, data_dir)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure))
+
+    def add_route(self, uint32_t number, uint32_t source, uint32_t dest, uint64_t cursor, uint32_t flags, uint32_t kind, bytes match, bytes text):
+        """Make a route from one slot to another; it begins behind `cursor`. `text` begins what exactly-once copies say in their meta."""
+        cdef Route route
+        memset(&route, 0, sizeof(Route))
+        if len(text) > ROUTE_TEXT_MAX or number == 0 or route_of(&self.forwarder, number) != NULL:
+            raise ValueError(number)
+        route.number, route.source, route.dest, route.cursor, route.flags = number, source, dest, cursor, flags
+        route.source_id = self.core.regions.table[source].topic_id
+        route.dest_id = self.core.regions.table[dest].topic_id
+        route.match_kind, route.match_bytes, route.text_bytes = kind, <uint32_t>len(match), <uint32_t>len(text)
+        memcpy(route.text, PyBytes_AS_STRING(text), len(text))
+        if route_add(&self.forwarder, &route, <const uint8_t *>PyBytes_AS_STRING(match)) != 0:
+            raise MemoryError
+
+    cdef Route *_route(self, uint32_t number) except NULL:
+        cdef Route *route = route_of(&self.forwarder, number)
+        if route == NULL:
+            raise KeyError(number)
+        return route
+
+    def change_route(self, uint32_t number, uint32_t flags, uint32_t kind, bytes match):
+        """Change what a route forwards, from its cursor on."""
+        if route_change(&self.forwarder, self._route(number), flags, kind, <const uint8_t *>PyBytes_AS_STRING(match), <uint32_t>len(match)) != 0:
+            raise MemoryError
+
+    def remove_route(self, uint32_t number):
+        """Take a route out; nothing of it may be in flight (wait_synced of its destination)."""
+        route_remove(&self.forwarder, self._route(number))
+
+    def route(self, uint32_t number):
+        """Return the numbers of a route by name."""
+        cdef Route *route = self._route(number)
+        return {
+            "cursor": route.cursor, "forwarded": route.forwarded, "lost": route.lost, "blocked": route.blocked, "source": route.source,
+            "dest": route.dest, "flags": route.flags,
+        }
+
+    def set_route(self, uint32_t number, uint64_t cursor, uint64_t forwarded, uint64_t lost):
+        """Set what recovery knows of a route."""
+        cdef Route *route = self._route(number)
+        route.cursor, route.forwarded, route.lost = cursor, forwarded, lost
+
+    def skip_in_route(self, uint32_t number, uint64_t first_seq, uint64_t last_seq):
+        """Let a route pass these seqs of its source in silence: recovery has told their loss in the destination."""
+        cdef Route *route = self._route(number)
+        route.skip_first, route.skip_last = first_seq, last_seq
+
+    cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil:
+        cdef int result = replay_cursors(&self.forwarder, frame)
+        self.route_disorders += result > 0
+        return -1 if result < 0 else 0
+
+    def routed_hint(self, uint32_t number):
+        """Return (cursor, copies) of a route's frames that replay met before the route itself."""
+        return self.routed_hints.pop(number, (0, 0))
+
+    def settle_routes(self):
+        """Forward what has been published, but for back-fills and what is blocked."""
+        cdef uint64_t turns = 0
+        with nogil:
+            while self.forwarder.hot and turns < SETTLE_TURNS_MAX:
+                self.forward(SETTLE_WORK)
+                turns += 1
+
+    def retry_routes(self, bint at_once):
+        """Queue the routes that were blocked and are due, or all of them; return how many are still blocked."""
+        cdef uint32_t number, blocked = 0
+        cdef Route *route
+        if not self.forwarder.blocked:
+            return 0
+        for number in range(self.forwarder.routes_room):
+            route = self.forwarder.routes[number]
+            if route == NULL or not route.blocked:
+                continue
+            blocked += 1
+            if at_once:
+                route.retry_ms = self.core.mono_ms
+                route.wait_ms = 0
+            if route.retry_ms <= self.core.mono_ms:
+                forwarder_queue(&self.forwarder, route.source)
+        self.forwarder.blocked = blocked != 0
+        return blocked
+
+    def forward_some(self, int64_t work):
+        """Forward for so many steps (library mode); tell whether a source still waits."""
+        with nogil:
+            self.forward(work)
+        return self.forwarder.queue_first != self.forwarder.queue_end
+
+    @property
+    def copies_made(self):
+        """How many copies routers have made since the start."""
+        return self.forwarder.copies
 
     # ---- the table, for the engine ----------------------------------------------------------------------------------------------
 
@@ -503,7 +619,7 @@ cdef class EngineCore(Sequencer):
 
     def replay_report(self):
         """Return what replay could not place: records of unknown topics, batches out of order."""
-        return {"orphans": self.orphans, "disorders": self.disorders}
+        return {"orphans": self.orphans, "disorders": self.disorders, "route_disorders": self.route_disorders}
 
 
 cdef int replay_visit(void *context, const frame_header *frame, uint64_t position) noexcept nogil:
@@ -512,6 +628,8 @@ cdef int replay_visit(void *context, const frame_header *frame, uint64_t positio
     if frame.type == FRAME_APPEND:
         result = (<EngineCore>context).replay_append(frame, place)
         return -1 if result < 0 else 0
+    if frame.type == FRAME_ROUTER_CURSOR:
+        return (<EngineCore>context)._replay_cursors(frame)
     with gil:
         return _replay_other(<EngineCore>context, frame, position)
 

@@ -6,7 +6,12 @@
 #   group     stamped and queued, not yet written; a failed flush takes all of it back
 #   pending   written, waits for `synced` to pass its end: class fsync, a seq above the durable ceiling, or a batch of a topic that
 #             has such a batch before it. Nothing of it is visible: no head, no key, no floor, no tag
-#   published visible and answered
+#   published visible and answered; in a source of routers it is `held` until its copies are on their way
+#
+# Routers: `forward` runs behind each flush (`forwarding` keeps it from running inside itself). It queues a cursor frame and batches of copies like
+# any others and flushes again, so copies are written, failed and published by the rules above. A batch of a source is answered once every route of
+# it had its turn, or once FORWARD_BEFORE_ANSWER steps were spent; then control.forward_debt is set before the bells ring, and readers of
+# destinations wait that moment (copies.pxd).
 #
 # The payload of a batch stays in its ring (or spill slot) until it is published, so nothing is copied on the way.
 # Everything here belongs to the writer's one thread. Shared words: see topics.pxd, ring.pxd, log.pxd.
@@ -15,6 +20,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from topicsd._native.batch cimport Batch, Queue
 from topicsd._native.layout cimport frame_header, topic_slot
 from topicsd._native.log cimport Shard
+from topicsd._native.routes cimport Forwarder, Gathered, Route, Step
 from topicsd._native.topics cimport Core, Private
 
 cdef class Sequencer:
@@ -39,15 +45,15 @@ cdef class Sequencer:
     cdef uint64_t newest_ts         # replay: of any batch
     cdef uint64_t orphans           # replay: records of topics that no frame has created
     cdef uint64_t disorders         # replay: frames whose seqs do not follow
+    cdef uint64_t route_disorders   # replay: cursor frames of unknown routers, or whose seqs do not follow
     cdef object replayer
     cdef dict failed                # shard -> positions of frames written and never published
     cdef bint threaded, ordered
+    cdef Forwarder forwarder        # routers (routes.pxd)
+    cdef Queue held                 # published in a source, answered once the copies are on their way
+    cdef bint forwarding            # a turn of the forwarder is on: it flushes by itself
+    cdef dict routed_hints          # replay: route -> (cursor, copies) from frames that stood before its own
 
-    cdef void finish(self, Batch *batch, uint32_t outcome) noexcept nogil
-    cdef void _done(self, int ring, uint64_t cursor) noexcept nogil
-    cdef bint _answer_known_key(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
-    cdef uint32_t _refusal(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
-    cdef uint64_t _freed_by(self, Batch *batch, topic_slot *topic) noexcept nogil
     cdef void finish(self, Batch *batch, uint32_t outcome) noexcept nogil
     cdef void _done(self, int ring, uint64_t cursor) noexcept nogil
     cdef bint _answer_known_key(self, Batch *batch, topic_slot *topic, Private *own) noexcept nogil
@@ -60,6 +66,21 @@ cdef class Sequencer:
     cdef int _queue_small(self, Batch *batch, uint32_t slot, topic_slot *topic, int type, uint64_t base_seq) noexcept nogil
     cdef void _remember_raised(self, uint32_t slot) noexcept nogil
     cdef void _publish(self, Batch *batch) noexcept nogil
+    cdef void _publish_copies(self, Batch *batch) noexcept nogil
+    cdef void _fail_copies(self, Batch *batch, topic_slot *topic) noexcept nogil
+    cdef uint64_t _step(self, Route *route, uint64_t head) noexcept nogil
+    cdef bint _add_step(self, Route *route, Gathered *found, uint32_t count) noexcept nogil
+    cdef void _write_steps(self) noexcept nogil
+    cdef void _queue_copies(self, const Step *step, uint64_t end) noexcept nogil
+    cdef void _undo_steps(self) noexcept nogil
+    cdef bint _write_out(self, Route *route, Gathered *found, uint32_t count) noexcept nogil
+    cdef void _block(self, Route *route, uint32_t outcome) noexcept nogil
+    cdef bint _pass(self, int64_t *work) noexcept nogil
+    cdef void forward(self, int64_t work) noexcept nogil
+    cdef void _forward_and_answer(self) noexcept nogil
+    cdef void _fail_routed(self, Batch *batch) noexcept nogil
+    cdef void _replay_routed(self, const frame_header *frame) noexcept nogil
+    cdef int _hint(self, uint32_t number, uint64_t cursor, uint32_t count) noexcept
     cdef void _settled(self, Batch *batch, topic_slot *topic) noexcept nogil
     cdef void _fail(self, Batch *batch) noexcept nogil
     cdef int flush_group(self) noexcept nogil

@@ -4,14 +4,16 @@ cimport cython
 
 from libc.errno cimport EROFS
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
-from libc.stdlib cimport abort, calloc, free, malloc
+from libc.stdlib cimport abort, calloc, free, malloc, realloc
 from libc.string cimport memset
 from posix.time cimport nanosleep, timespec
 
-from topicsd._native.atomics cimport and_64, clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.atomics cimport (
+    and_64, clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64, store_seq_cst_64,
+)
 from topicsd._native.batch cimport (
-    BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_DUPLICATE, Batch, Queue, free_owned, key_of, queue_at, queue_length, queue_open,
-    queue_push,
+    BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_COPIES, BATCH_CURSOR, BATCH_DUPLICATE, TOKEN_ROUTED, Batch, Queue, free_owned, key_of,
+    queue_at, queue_length, queue_open, queue_push,
 )
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
 from topicsd._native.durable cimport durable_look
@@ -20,13 +22,18 @@ from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at
 from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, CLASS_FSYNC, COMMAND_APPEND, COMMAND_CALL, COMPLETION_BODY_DIFFERS, COMPLETION_DEDUPED, DISCARD_REJECT,
-    FRAME_CEILING, FRAME_FLAG_EPHEMERAL, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, FRAME_MAGIC, LOG_FILES_MAX, LOSS_CORRUPT, NO_SLOT,
-    OUTCOME_EPHEMERAL, OUTCOME_FULL, OUTCOME_JSON, OUTCOME_KEYS, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_QUOTA, OUTCOME_READ_ONLY,
-    OUTCOME_TOO_LARGE, OUTCOME_UNKNOWN, POSITION_BITS, POSITION_MASK, RING_DESCRIPTORS, SOURCE_EPHEMERAL, completion, control,
+    FRAME_CEILING, FRAME_FLAG_EPHEMERAL, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_ROUTER_CURSOR, LOG_FILES_MAX, LOSS_CORRUPT,
+    LOSS_SOURCE_TRIM, NO_SLOT, OUTCOME_EPHEMERAL, OUTCOME_FULL, OUTCOME_JSON, OUTCOME_KEYS, OUTCOME_MOVED, OUTCOME_OK, OUTCOME_QUOTA,
+    OUTCOME_READ_ONLY, OUTCOME_TOO_LARGE, OUTCOME_UNKNOWN, POSITION_BITS, POSITION_MASK, RING_DESCRIPTORS, SOURCE_EPHEMERAL, completion, control,
     index_entry, key_section, shard_line, submission, topic_slot,
 )
 from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
+from topicsd._native.routes cimport (
+    CURSOR_HOLE, GATHER_RECORDS_MAX, Forwarder, Gathered, Note, Outlets, Route, Step, cursor_row, fitting, forwarder_close,
+    forwarder_open, forwarder_queue, gather, note_drop, note_payload, note_seq, outlets_of, pass_done, publish_copies, route_of,
+    routed_frame, routed_key, routed_of,
+)
 from topicsd._native.ring cimport (
     RING_NONE, RING_STALE, bell_worker, completion_push, dirty_everything, ring_dead_drained, ring_peek_at, ring_refuse, ring_release,
     ring_reset_for_generation, writer_bell_seen, writer_sleep_unless,
@@ -37,6 +44,13 @@ cdef enum:
     SYNC_LOOK_NS = 50000
     CEILING_RESERVE = 1 << 17       # seqs reserved ahead: at 2 M records/s to one topic 65 ms, many times a group commit
     TURN_BATCHES_MAX = 2048         # of one ring and turn, so that no ring waits long for its neighbours
+    FORWARD_BEFORE_ANSWER = 96      # steps of routes (about 0.3 us each) that an answer waits for
+    FORWARD_A_SLICE = 512           # steps between two turns
+    FORWARD_ALL = 1 << 30
+    SYNC_ROUNDS_MAX = 64
+    STEP_RECORDS = 32               # copies that cost as much as a step of their own
+    BLOCKED_WAIT_MS_MIN = 50
+    BLOCKED_WAIT_MS_MAX = 1000
 
 
 @cython.no_gc_clear    # __dealloc__ needs the regions: `shared` must outlive everything else here
@@ -62,6 +76,10 @@ cdef class Sequencer:
         queue_open(&self.group)
         queue_open(&self.finished)
         queue_open(&self.calls)
+        queue_open(&self.held)
+        self.routed_hints = {}
+        if forwarder_open(&self.forwarder, &self.core) != 0:
+            raise MemoryError
         for number in range(8):
             queue_open(&self.pending[number])
         for number in range(64):
@@ -74,6 +92,8 @@ cdef class Sequencer:
     def __dealloc__(self):
         cdef int number
         core_close(&self.core)
+        forwarder_close(&self.forwarder)
+        free(self.held.items)
         free(self.group.items)
         free(self.finished.items)
         free(self.calls.items)
@@ -94,7 +114,10 @@ cdef class Sequencer:
         cdef const uint8_t *payload = NULL
         batch.outcome = outcome
         if batch.ring < 0:
-            if batch.kind != BATCH_CEILING:
+            if batch.token == TOKEN_ROUTED:
+                self.forwarder.waiting -= 1
+                free_owned(batch)
+            elif batch.kind != BATCH_CEILING:
                 queue_push(&self.finished, batch)
             else:
                 free_owned(batch)
@@ -181,7 +204,7 @@ cdef class Sequencer:
             after = live + batch.payload - self._freed_by(batch, topic)
             if after > self.bytes_max and after > live:
                 return OUTCOME_QUOTA
-        if batch.frame.flags & FRAME_FLAG_KEY and own.dedupe != NULL and self.keys_max and own.dedupe.live >= self.keys_max:
+        if key_of(batch.frame) != NULL and own.dedupe != NULL and self.keys_max and own.dedupe.live >= self.keys_max:
             return OUTCOME_KEYS
         return OUTCOME_OK
 
@@ -222,7 +245,7 @@ cdef class Sequencer:
             self.finish(batch, OUTCOME_UNKNOWN)
             return 0
         batch.count = records
-        if batch.frame.flags & FRAME_FLAG_KEY and self._answer_known_key(batch, topic, own):
+        if key_of(batch.frame) != NULL and self._answer_known_key(batch, topic, own):
             return 0
         outcome = self._refusal(batch, topic, own)
         if outcome == OUTCOME_OK:
@@ -369,6 +392,9 @@ cdef class Sequencer:
         if batch.kind == BATCH_CALL:
             self.finish(batch, OUTCOME_OK)
             return
+        if batch.kind == BATCH_COPIES or batch.kind == BATCH_CURSOR:
+            self._publish_copies(batch)
+            return
         section = key_of(batch.frame)
         entry = NULL
         if section != NULL and own != NULL and own.dedupe != NULL:
@@ -382,7 +408,10 @@ cdef class Sequencer:
         if entry != NULL:
             entry.pending = 0
         self._settled(batch, topic)
-        self.finish(batch, OUTCOME_OK)
+        if self.core.privates[batch.slot].outlets != NULL:
+            queue_push(&self.held, batch)
+        else:
+            self.finish(batch, OUTCOME_OK)
 
     cdef void _settled(self, Batch *batch, topic_slot *topic) noexcept nogil:
         topic.pending_records -= batch.count
@@ -401,9 +430,13 @@ cdef class Sequencer:
             topic.ceiling_asked = topic.ceiling_durable
             free_owned(batch)
             return
+        if batch.kind == BATCH_COPIES or batch.kind == BATCH_CURSOR:
+            self._fail_copies(batch, topic)
+            return
         if batch.kind == BATCH_APPEND:
             topic.next_seq = batch.first_seq
             self._settled(batch, topic)
+            self._fail_routed(batch)
             section = key_of(batch.frame)
             if section != NULL and own.dedupe != NULL:
                 entry = dedupe_find(own.dedupe, <const uint8_t *>(section + 1), section.key_bytes, self.core.mono_ms,
@@ -420,6 +453,7 @@ cdef class Sequencer:
         cdef Batch *batch
         cdef uint32_t shard
         if queue_length(&self.group) == 0:
+            self._forward_and_answer()
             return 0
         for number in range(self.shard_count):
             if (<Shard>self.shard[number]).flush() != 0:
@@ -450,6 +484,7 @@ cdef class Sequencer:
         self.group.first = self.group.end
         for number in range(self.shard_count):
             self._show_pending(number)
+        self._forward_and_answer()
         return failed
 
     cdef void _show_pending(self, int number) noexcept nogil:
@@ -480,9 +515,330 @@ cdef class Sequencer:
                     if batch.kind == BATCH_APPEND and batch.place >> POSITION_BITS == <uint64_t>number:
                         with gil:
                             self._note_failed(number, batch.place & POSITION_MASK)
+                    elif batch.kind == BATCH_COPIES:    # it waited, so its frame has one row
+                        with gil:
+                            self._note_failed(number, batch.end - FRAME_HEADER_BYTES - sizeof(cursor_row))
                     self._fail(batch)
             self._show_pending(number)
             durable_look(&self.core.durable, self.core.regions, number)
+        self._forward_and_answer()
+
+    # ---- routers ---------------------------------------------------------------------------------------------------------------
+
+    cdef void _forward_and_answer(self) noexcept nogil:
+        """Give the routes of sources that have moved their turn, then answer the batches that moved them."""
+        cdef Batch answered
+        if self.forwarding or (queue_length(&self.held) == 0 and self.forwarder.queue_first == self.forwarder.queue_end):
+            return
+        self.forward(FORWARD_BEFORE_ANSWER)
+        if queue_length(&self.held) == 0:
+            return
+        if self.forwarder.hot or self.forwarder.waiting:
+            store_seq_cst_64(&self.core.regions.control.forward_debt, 1)
+        while self.held.first != self.held.end:
+            answered = queue_at(&self.held, self.held.first)[0]
+            self.held.first += 1
+            self.finish(&answered, OUTCOME_OK)
+
+    cdef void forward(self, int64_t work) noexcept nogil:
+        """Forward for so many steps, or until nothing more can be forwarded now."""
+        if self.forwarding:
+            return
+        self.forwarding = 1
+        while work > 0 and self._pass(&work):
+            pass
+        self.forwarding = 0
+
+    cdef bint _pass(self, int64_t *work) noexcept nogil:
+        """Let each route of the next source take a step; a pass that runs out of work goes on where it stopped. False: no source is queued."""
+        cdef Forwarder *forwarder = &self.forwarder
+        cdef Outlets *outlets
+        cdef uint64_t head
+        cdef uint32_t slot, number
+        if forwarder.queue_first == forwarder.queue_end:
+            return False
+        slot = forwarder.queue[forwarder.queue_first & forwarder.queue_mask]
+        forwarder.queue_first += 1
+        outlets = outlets_of(&self.core, slot)
+        if outlets == NULL:
+            return True
+        outlets.queued = 0
+        head = self.core.regions.table[slot].head
+        while outlets.resume < outlets.count and work[0] > 0:
+            outlets.resume += 1
+            work[0] -= <int64_t>self._step(outlets.routes[outlets.resume - 1], head)
+        self._write_steps()
+        self.flush_group()
+        if outlets.resume < outlets.count or head != self.core.regions.table[slot].head:
+            forwarder_queue(forwarder, slot)
+            return True
+        outlets.resume = 0
+        forwarder.hot -= outlets.hot
+        outlets.hot = 0
+        pass_done(forwarder, outlets)
+        for number in range(outlets.count):
+            if outlets.routes[number].cursor < head and not outlets.routes[number].blocked:
+                forwarder_queue(forwarder, slot)
+                break
+        return True
+
+    cdef uint64_t _step(self, Route *route, uint64_t head) noexcept nogil:
+        """Take what a route's destination has room for, at most a slice; return what it cost."""
+        cdef Gathered found
+        cdef uint64_t bytes_left = <uint64_t>-1, live
+        cdef uint32_t count
+        cdef bint never = False, done
+        if route.cursor >= head or (route.blocked and self.core.mono_ms < route.retry_ms):
+            return 1
+        if not gather(&self.forwarder, route, head, GATHER_RECORDS_MAX, &found):
+            self._block(route, OUTCOME_UNKNOWN)
+            return 1
+        count = found.count
+        if found.note != NULL:
+            if self.bytes_max:
+                live = self.core.regions.control.bytes_live + self.pending_bytes
+                bytes_left = self.bytes_max - min(live, self.bytes_max)
+            count = fitting(&self.forwarder, route, found.note, found.count, bytes_left, &never)
+            if never:    # larger than all of the destination: waiting would hold up what stands behind it for ever
+                found.last = note_seq(found.note, 0)
+                found.lost = 1
+                note_drop(found.note)
+                found.note = NULL
+            elif count == 0:
+                note_drop(found.note)
+                self._block(route, OUTCOME_FULL)
+                return 1
+            elif count < found.count:
+                found.last = note_seq(found.note, count - 1)
+        if found.note != NULL and found.writes:
+            self._write_steps()
+            done = self._write_out(route, &found, count)
+        else:
+            done = self._add_step(route, &found, count)
+        if done:
+            route.blocked = 0
+            route.wait_ms = 0
+        return 1 + count // STEP_RECORDS
+
+    cdef bint _add_step(self, Route *route, Gathered *found, uint32_t count) noexcept nogil:
+        """Add a row to the cursor frame in the making; its seqs are taken from here on. The note is the step's now."""
+        cdef Forwarder *forwarder = &self.forwarder
+        cdef topic_slot *topic = &self.core.regions.table[route.dest]
+        cdef bint waits = topic.pending_batches > 0
+        cdef Step *step
+        # A row that waits behind a batch of its destination may fail with it, after others were published: it gets a frame of its own.
+        if forwarder.steps_count and (waits or forwarder.steps_last != found.last):
+            self._write_steps()
+        if forwarder.steps_count == forwarder.steps_room:
+            step = <Step *>realloc(forwarder.steps, forwarder.steps_room * 2 * sizeof(Step))
+            if step == NULL:
+                abort()
+            forwarder.steps = step
+            forwarder.steps_room *= 2
+        step = &forwarder.steps[forwarder.steps_count]
+        forwarder.steps_count += 1
+        forwarder.steps_last = found.last
+        step.route = route
+        step.note = found.note
+        step.before = route.cursor
+        step.dest_base = topic.next_seq
+        step.ts = max(self.core.wall_ms, topic.last_ts)
+        step.count = count
+        step.lost = <uint32_t>found.lost
+        step.payload = note_payload(found.note, count, route.flags) if found.note != NULL else 0
+        route.cursor = found.last
+        topic.next_seq += count + step.lost
+        if count:
+            topic.last_ts = step.ts
+        topic.pending_records += count
+        topic.pending_bytes += step.payload
+        self.pending_bytes += step.payload
+        if waits:
+            self._write_steps()
+        return route.cursor == found.last
+
+    cdef void _write_steps(self) noexcept nogil:
+        """Queue the cursor frame of all steps and their copies behind it; when the log takes no frame they are as if they had never been."""
+        cdef Forwarder *forwarder = &self.forwarder
+        cdef uint32_t count = forwarder.steps_count, number, bytes = FRAME_HEADER_BYTES + count * <uint32_t>sizeof(cursor_row)
+        cdef topic_slot *source
+        cdef frame_header *frame
+        cdef cursor_row *rows
+        cdef Batch batch
+        cdef uint64_t position = 0
+        if count == 0:
+            return
+        source = &self.core.regions.table[forwarder.steps[0].route.source]
+        frame = <frame_header *>calloc(1, bytes)
+        if frame == NULL:
+            abort()
+        memset(&batch, 0, sizeof(batch))
+        batch.kind = BATCH_CURSOR
+        batch.owned = 1
+        batch.frame = frame
+        batch.ring = -1
+        batch.slot = forwarder.steps[0].route.source
+        batch.topic_id = source.topic_id
+        if self._place(<uint32_t>source.shard, bytes, False, &position) != 0:
+            free(frame)
+            self._undo_steps()
+            return
+        frame.magic = FRAME_MAGIC
+        frame.length = bytes
+        frame.type = <uint8_t>FRAME_ROUTER_CURSOR
+        frame.shard = <unsigned short>source.shard
+        frame.count = count
+        frame.topic_id = source.topic_id
+        frame.base_seq = forwarder.steps_last
+        frame.ts = self.core.wall_ms
+        frame.synced = load_relaxed_64(&(<Shard>self.shard[source.shard]).line.synced)
+        frame.position = position
+        rows = <cursor_row *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
+        for number in range(count):
+            rows[number].dest_base = forwarder.steps[number].dest_base
+            rows[number].route = forwarder.steps[number].route.number
+            rows[number].count = forwarder.steps[number].lost | CURSOR_HOLE if forwarder.steps[number].lost else forwarder.steps[number].count
+        frame_seal(frame)
+        (<Shard>self.shard[source.shard]).queue(frame, bytes)
+        batch.end = position + bytes
+        queue_push(&self.group, &batch)
+        for number in range(count):
+            self._queue_copies(&forwarder.steps[number], batch.end)
+        forwarder.steps_count = 0
+
+    cdef void _queue_copies(self, const Step *step, uint64_t end) noexcept nogil:
+        cdef topic_slot *topic = &self.core.regions.table[step.route.dest]
+        cdef Batch batch
+        memset(&batch, 0, sizeof(batch))
+        batch.kind = BATCH_COPIES
+        batch.ring = -1
+        batch.token = step.route.number
+        batch.slot = step.route.dest
+        batch.topic_id = topic.topic_id
+        batch.frame = <frame_header *>step.note
+        batch.first_seq = step.dest_base
+        batch.count = step.count
+        batch.payload = step.payload
+        batch.place = step.before
+        batch.cursor = step.route.cursor
+        batch.started_ns = step.ts
+        batch.answer_bytes = step.lost
+        batch.end = end
+        batch.waits = topic.pending_batches > 0
+        if batch.waits:
+            topic.pending_batches += 1
+            self.forwarder.waiting += 1
+        queue_push(&self.group, &batch)
+
+    cdef void _undo_steps(self) noexcept nogil:
+        cdef topic_slot *topic
+        cdef Step *step
+        while self.forwarder.steps_count:
+            self.forwarder.steps_count -= 1
+            step = &self.forwarder.steps[self.forwarder.steps_count]
+            topic = &self.core.regions.table[step.route.dest]
+            topic.next_seq = step.dest_base
+            topic.pending_records -= step.count
+            topic.pending_bytes -= step.payload
+            self.pending_bytes -= step.payload
+            step.route.cursor = step.before
+            self._block(step.route, OUTCOME_READ_ONLY)
+            note_drop(step.note)
+
+    cdef bint _write_out(self, Route *route, Gathered *found, uint32_t count) noexcept nogil:
+        """Append copies whose bytes must be written again. The note is dropped."""
+        cdef Batch batch
+        cdef uint64_t before = route.cursor
+        cdef frame_header *frame = routed_frame(&self.forwarder, route, found.note, count, found.last)
+        note_drop(found.note)
+        if frame == NULL:
+            self._block(route, OUTCOME_UNKNOWN)
+            return False
+        memset(&batch, 0, sizeof(batch))
+        batch.kind = BATCH_APPEND
+        batch.ring = -1
+        batch.token = TOKEN_ROUTED
+        batch.slot = route.dest
+        batch.topic_id = route.dest_id
+        batch.frame = frame
+        batch.owned = 1
+        batch.started_ns = clock_mono_ns()
+        route.cursor = found.last
+        self.forwarder.waiting += 1
+        self.admit(&batch)
+        if queue_length(&self.group) == 0 or queue_at(&self.group, self.group.end - 1).frame != frame:
+            route.cursor = before
+            self._block(route, OUTCOME_FULL)
+            return False
+        route.forwarded += count
+        return True
+
+    cdef void _block(self, Route *route, uint32_t outcome) noexcept nogil:
+        route.blocked = outcome
+        route.wait_ms = min(max(route.wait_ms * 2, <int64_t>BLOCKED_WAIT_MS_MIN), <int64_t>BLOCKED_WAIT_MS_MAX)
+        route.retry_ms = self.core.mono_ms + route.wait_ms
+        self.forwarder.blocked = 1
+
+    cdef void _publish_copies(self, Batch *batch) noexcept nogil:
+        cdef topic_slot *topic = &self.core.regions.table[batch.slot]
+        cdef Route *route
+        cdef uint64_t next_seq = topic.next_seq
+        if batch.kind == BATCH_CURSOR:
+            free_owned(batch)
+            return
+        route = route_of(&self.forwarder, <uint32_t>batch.token)
+        if route == NULL or topic.topic_id != batch.topic_id or (batch.count + batch.answer_bytes and topic.head + 1 != batch.first_seq):
+            abort()
+        if batch.answer_bytes:
+            if leave_hole(&self.core, batch.slot, batch.first_seq + batch.answer_bytes - 1, LOSS_SOURCE_TRIM) != 0:
+                abort()
+            topic.next_seq = next_seq    # more may have been queued behind it
+            route.lost += batch.answer_bytes
+        elif batch.count and publish_copies(&self.forwarder, route, <Note *>batch.frame, <uint32_t>batch.count, batch.first_seq,
+                                            batch.started_ns) != 0:
+            abort()
+        self._settled(batch, topic)
+        self.forwarder.waiting -= batch.waits
+        note_drop(<Note *>batch.frame)
+
+    cdef void _fail_copies(self, Batch *batch, topic_slot *topic) noexcept nogil:
+        cdef Route *route
+        if batch.kind == BATCH_CURSOR:
+            free_owned(batch)
+            return
+        route = route_of(&self.forwarder, <uint32_t>batch.token)
+        topic.next_seq = batch.first_seq
+        self._settled(batch, topic)
+        self.forwarder.waiting -= batch.waits
+        route.cursor = batch.place
+        self._block(route, OUTCOME_READ_ONLY)
+        note_drop(<Note *>batch.frame)
+
+    cdef void _fail_routed(self, Batch *batch) noexcept nogil:
+        cdef routed_key *key = routed_of(batch.frame)
+        cdef Route *route
+        if key == NULL or batch.token != TOKEN_ROUTED:
+            return
+        route = route_of(&self.forwarder, key.route)
+        if route != NULL:
+            route.cursor = key.before
+            route.forwarded -= batch.count
+            self._block(route, OUTCOME_READ_ONLY)
+
+    cdef void _replay_routed(self, const frame_header *frame) noexcept nogil:
+        cdef routed_key *key = routed_of(frame)
+        cdef Route *route = route_of(&self.forwarder, key.route)
+        if route == NULL:
+            with gil:
+                self._hint(key.route, key.after, frame.count)
+            return
+        route.cursor = max(route.cursor, key.after)
+        route.forwarded += frame.count
+
+    cdef int _hint(self, uint32_t number, uint64_t cursor, uint32_t count) noexcept:
+        known = self.routed_hints.get(number, (0, 0))
+        self.routed_hints[number] = (max(known[0], cursor), known[1] + count)
+        return 0
 
     cdef int _note_failed(self, int number, uint64_t position) noexcept:
         self.failed.setdefault(number, []).append(position)
@@ -532,6 +888,9 @@ cdef class Sequencer:
                     self.finish(&batch, OUTCOME_OK)
         self.flush_group()
         self._end_turn()
+        if self.forwarder.queue_first != self.forwarder.queue_end:    # what no answer waits for
+            self.forward(FORWARD_A_SLICE)
+            self._end_turn()
         return <int>queue_length(&self.calls)
 
     cdef void _end_turn(self) noexcept nogil:
@@ -543,6 +902,8 @@ cdef class Sequencer:
             if self.core.bells & (<uint64_t>1 << ring):
                 bell_worker(&r.rings[ring])
         self.core.bells = 0
+        if r.control.forward_debt and self.forwarder.hot == 0 and self.forwarder.waiting == 0:
+            store_release_64(&r.control.forward_debt, 0)
 
     def run(self, int64_t until_mono_ms):
         """Take turns, asleep when there is nothing to do, until a command waits for the engine or the time has come.
@@ -562,6 +923,8 @@ cdef class Sequencer:
                 left_ns = until_mono_ms * 1000000 - <int64_t>clock_mono_ns()
                 if waiting or left_ns <= 0:
                     break
+                if self.forwarder.queue_first != self.forwarder.queue_end:
+                    continue
                 writer_sleep_unless(r, seen, left_ns)
         return waiting
 
@@ -637,13 +1000,19 @@ cdef class Sequencer:
     def sync(self):
         """Sync every shard now and publish what waited for it (library mode, and shutdown)."""
         cdef Shard shard
+        cdef int _round
+        for _round in range(SYNC_ROUNDS_MAX):
+            with nogil:
+                self.flush_group()
+            for shard in self.shards:
+                while shard.need_sync() and shard.refuses() != -EROFS:
+                    self._sync_shard(shard)
+            with nogil:
+                self.release_synced()
+                self.forward(FORWARD_ALL)
+            if self.quiet():    # else what was released has been forwarded, and that is to be synced too
+                break
         with nogil:
-            self.flush_group()
-        for shard in self.shards:
-            while shard.need_sync() and shard.refuses() != -EROFS:
-                self._sync_shard(shard)
-        with nogil:
-            self.release_synced()
             self._end_turn()
 
     cdef void _sync_shard(self, Shard shard) noexcept:
@@ -709,7 +1078,9 @@ cdef class Sequencer:
         topic.last_ts = max(topic.last_ts, frame.ts)
         self.newest_ts = max(self.newest_ts, frame.ts)
         own.last_position = position & POSITION_MASK
-        if frame.flags & FRAME_FLAG_KEY:
+        if routed_of(frame) != NULL:
+            self._replay_routed(frame)
+        elif frame.flags & FRAME_FLAG_KEY:
             section = <key_section *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
             age_ms = <int64_t>self.core.wall_ms - <int64_t>frame.ts    # below 0: the clock has stepped back, see settle_windows
             if age_ms <= <int64_t>topic.config.idempotency_window_ms:

@@ -4,6 +4,7 @@ from libc.errno cimport ENOMEM
 from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.copies cimport wait_for_copies
 from topicsd._native.index cimport view_entries, view_lower_bound_ts
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, index_entry, topic_slot,
@@ -122,6 +123,7 @@ cdef int read_state(const Regions *regions, uint32_t slot, uint64_t now_ms, Stat
     cdef const topic_slot *topic = &regions.table[slot]
     cdef int tries, status
     cdef bint steady
+    wait_for_copies(regions, slot)
     for tries in range(STATE_TRIES):
         status = view_take(regions, slot, &out.view)
         if load_acquire_64(&regions.control.ready) == 0:

@@ -25,6 +25,7 @@ cdef struct Private:            # the writer's own memory of one topic
     uint64_t last_position      # replay: of the last frame that names it
     uint8_t raised              # stands in the list of topics whose ceiling is above their head
     uint8_t timed               # stands in the list of topics with a ttl
+    void *outlets               # what leaves this topic through routers (routes.pxd: Outlets), NULL nothing
 
 cdef struct Core:
     Regions *regions
@@ -37,6 +38,10 @@ cdef struct Core:
     uint64_t wall_ms            # of this turn
     int64_t mono_ms
     bint replaying              # records expire by floor frames alone: the ttl of then is not known
+    # Set by routes.pxd: who routes, called when a batch has come into a topic with outlets, and when a topic goes.
+    void *forwarder
+    void (*note_batch)(Core *core, uint32_t slot, const frame_header *frame) noexcept nogil
+    void (*forget_topic)(Core *core, uint32_t slot, Private *own) noexcept nogil
 
 cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) noexcept nogil
 cdef void core_close(Core *core) noexcept nogil
@@ -44,6 +49,9 @@ cdef Private *private_of(Core *core, uint32_t slot) noexcept nogil         # NUL
 cdef void private_drop(Core *core, uint32_t slot) noexcept nogil
 cdef uint64_t batch_payload(const frame_header *frame, uint32_t *records, uint32_t *largest) noexcept nogil   # 0 records: malformed
 cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t source_position) noexcept nogil
+# The end of each publication, once the entries stand in the index and `core.entries` holds them: counters, head, caps, watchers.
+cdef void came_in(Core *core, uint32_t slot, Private *own, uint64_t first_seq, uint32_t count, uint64_t bytes, uint64_t ts) noexcept nogil
+cdef int entries_room(Core *core, uint32_t count) noexcept nogil                                              # of core.entries; 0 or -1
 cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t records_max) noexcept nogil         # records lost
 cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil
 cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil

@@ -50,6 +50,8 @@ cdef void private_drop(Core *core, uint32_t slot) noexcept nogil:
     cdef Private *own = core.privates[slot]
     if own == NULL:
         return
+    if core.forget_topic != NULL:
+        core.forget_topic(core, slot, own)
     dedupe_free(own.dedupe)
     if own.tags != NULL:
         tags_free(own.tags)
@@ -106,14 +108,8 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
     cdef uint64_t bytes = 0, seq = frame.base_seq
     cdef uint32_t number
     cdef bint tagged = False
-    if own == NULL:
+    if own == NULL or entries_room(core, frame.count) != 0:
         return -1
-    if frame.count > core.entries_room:
-        out = <index_entry *>realloc(core.entries, frame.count * sizeof(index_entry))
-        if out == NULL:
-            return -1
-        core.entries = out
-        core.entries_room = frame.count
     for number in range(frame.count):
         out = &core.entries[number]
         out.position = source_position + <uint64_t>(<const unsigned char *>entry - <const unsigned char *>frame)
@@ -129,21 +125,39 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
         return -1
     if tagged:
         _index_tags(own, frame)
+    if own.outlets != NULL:
+        core.note_batch(core, slot, frame)
+    came_in(core, slot, own, seq, frame.count, bytes, frame.ts)
+    return 0
+
+
+cdef int entries_room(Core *core, uint32_t count) noexcept nogil:
+    cdef index_entry *grown
+    if count > core.entries_room:
+        grown = <index_entry *>realloc(core.entries, count * sizeof(index_entry))
+        if grown == NULL:
+            return -1
+        core.entries = grown
+        core.entries_room = count
+    return 0
+
+
+cdef void came_in(Core *core, uint32_t slot, Private *own, uint64_t first_seq, uint32_t count, uint64_t bytes, uint64_t ts) noexcept nogil:
+    cdef topic_slot *topic = &core.regions.table[slot]
     if topic.count == 0 and topic.earliest > topic.head:
-        store_relaxed_64(&topic.earliest, seq)
+        store_relaxed_64(&topic.earliest, first_seq)
     own.written_ms = core.mono_ms
-    store_relaxed_64(&topic.count, topic.count + frame.count)
+    store_relaxed_64(&topic.count, topic.count + count)
     store_relaxed_64(&topic.bytes, topic.bytes + bytes)
-    store_relaxed_64(&topic.last_write_ms, frame.ts)
-    _count_live(core, <int64_t>frame.count, <int64_t>bytes)
+    store_relaxed_64(&topic.last_write_ms, ts)
+    _count_live(core, <int64_t>count, <int64_t>bytes)
     if topic.config.type == TOPIC_QUEUE:
-        store_relaxed_64(&topic.queue_ready, topic.queue_ready + frame.count)
-    store_release_64(&topic.head, seq + frame.count - 1)
+        store_relaxed_64(&topic.queue_ready, topic.queue_ready + count)
+    store_release_64(&topic.head, first_seq + count - 1)
     if topic.config.ttl_ms and not core.replaying:    # what time has taken is lost to time, not to the caps
         expire(core, slot, core.wall_ms, <uint64_t>-1)
     evict(core, slot)
     wake_watchers(core, slot)
-    return 0
 
 
 cdef void _index_tags(Private *own, const frame_header *frame) noexcept nogil:

@@ -12,7 +12,7 @@ import structlog
 from topicsd import errors
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import groups, later, metrics, openapi, probes, queries, records, socket, topics, watch
+from topicsd.api import groups, later, metrics, openapi, probes, queries, records, routers, socket, topics, watch
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
 from topicsd.api.gate import EXCHANGE, Gate, Route, exchange_of
@@ -44,6 +44,8 @@ def routes(context: Context) -> dict[str, Route]:
         "/v0/topics/{topic}": topics.Topic(context),
         "/v0/topics/{topic}/diff": records.Diff(context),
         "/v0/topics/{topic}/delete": records.Erase(context),
+        "/v0/routers": routers.Routers(context),
+        "/v0/routers/{router}": routers.Router(context),
         "/v0/health": probes.Health(context),
         "/healthz": probes.Health(context),
         "/v0/ready": probes.Ready(context),

@@ -1,4 +1,4 @@
-"""Paths of A that this version does not serve: queues, routers.
+"""Paths of A that this version does not serve: queues.
 
 They go through the same checks in the same order as every route (keys, scopes, content type, JSON, the topic and its type), so that a client gets
 the most telling answer; what is left is 404 `not_found`. Nothing here ever answers with a success.
@@ -25,8 +25,6 @@ def routes(context: Context) -> dict[str, Route]:
         "/v0/topics/{topic}/nack": Settle(context),
         "/v0/topics/{topic}/extend": Settle(context),
         "/v0/topics/{topic}/work": Work(context),
-        "/v0/routers": Routers(context),
-        "/v0/routers/{router}": Router(context),
     }
 
 
@@ -82,32 +80,3 @@ class Work(QueueRoute):
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Check the request."""
         await self.check_queue(req, exchange_of(req).query.get("node"))
-
-
-class Routers(Route):
-    """`GET /v0/routers`."""
-
-    scopes = {"GET": ("read",)}  # noqa: RUF012
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Check the request."""
-        raise absent()
-
-
-class Router(Route):
-    """`/v0/routers/:router`."""
-
-    scopes = {"PUT": ("admin",), "GET": ("read",), "DELETE": ("delete",)}  # noqa: RUF012
-
-    async def on_put(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Check the request."""
-        scan.check_object(await exchange_of(req).body(self.context.settings.max_body_bytes))
-        raise absent()
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Check the request."""
-        raise absent()
-
-    async def on_delete(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Check the request."""
-        raise absent()

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 import urllib.parse
+from collections.abc import Callable
 
 from topicsd import limits
 from topicsd.errors import Invalid
@@ -72,8 +73,8 @@ def encode_cursor(name: bytes) -> str:
     return base64.urlsafe_b64encode(name).rstrip(b"=").decode()
 
 
-def decode_cursor(query: dict[str, str]) -> bytes | None:
-    """Read the cursor back, None where there is none. Raises Invalid."""
+def decode_cursor(query: dict[str, str], valid: Callable[[bytes], bool] = valid_topic_name) -> bytes | None:
+    """Read the cursor back, None where there is none. Raises Invalid when it leads to no valid name."""
     text = query.get("cursor")
     if text is None:
         return None
@@ -81,7 +82,7 @@ def decode_cursor(query: dict[str, str]) -> bytes | None:
         if len(text) > limits.CURSOR_CHARS_MAX:
             raise ValueError
         name = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        if not valid_topic_name(name) or encode_cursor(name) != text:
+        if not valid(name) or encode_cursor(name) != text:
             raise ValueError
     except (ValueError, binascii.Error):
         raise Invalid("cursor", "no cursor of ours") from None

@@ -107,6 +107,24 @@ class TopicExistsIncompatible(ClientError):
     code = "topic_exists_incompatible"
 
 
+class RouterNotFound(ClientError):
+    """Say that a router does not exist."""
+
+    code = "router_not_found"
+
+    def __init__(self, router: str) -> None:
+        super().__init__(f'router "{router}" does not exist', {"router": router})
+
+
+class RouterCycle(ClientError):
+    """Refuse a router that would close a cycle: `cycle` names the topics on it, the first one again at its end."""
+
+    code = "router_cycle"
+
+    def __init__(self, cycle: list[str]) -> None:
+        super().__init__(f"the router would close a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
+
+
 class TopicNotEmpty(ClientError):
     """Refuse a delete with `if_empty` of a topic that has records."""
 

@@ -104,6 +104,7 @@ class Store:
         self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
         replayer = recovery.Replayer(self.engine)
         self.sequencer.set_replayer(replayer)
+        self.sequencer.open_routes(os.fsencode(self.directory))
         self.sequencer.set_replaying(True)
         reports = []
         for number, shard in enumerate(self.shards):
@@ -111,12 +112,15 @@ class Store:
             if replayer.failed is not None:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
+        homeless = self.engine.routers.place_deferred()
         self.sequencer.set_replaying(False)
         self.sequencer.settle_windows()
         self.engine.groups.settle_clock()
         found_boot = reports[0].boot_id
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
+        if homeless:
+            self.degraded.append(f"{homeless} routers whose topics no frame creates")
         damages = {number: [(each.position, each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
         self._note_damage(reports, replayer)
         if plan.far_ids:
@@ -158,6 +162,8 @@ class Store:
             self.degraded.append(f"{placed['orphans']} records of topics that no frame creates")
         if placed["disorders"]:
             self.degraded.append(f"{placed['disorders']} batches whose seqs do not follow")
+        if placed["route_disorders"]:
+            self.degraded.append(f"{placed['route_disorders']} cursor frames of unknown routers, or whose seqs do not follow")
         if replayer.found.unknown_topics:
             self.degraded.append(f"{replayer.found.unknown_topics} control frames of topics that no frame creates")
         self.degraded += replayer.found.skipped

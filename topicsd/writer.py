@@ -87,7 +87,7 @@ def options_of(settings: Settings) -> StoreOptions:
         file_bytes=settings.log_file_bytes,
         ephemeral_bytes_max=settings.ephemeral_bytes_max,
         keys_max=settings.max_idempotency_keys,
-        engine=Options(topics_max=settings.max_topics, bytes_max=settings.max_total_bytes),
+        engine=Options(topics_max=settings.max_topics, bytes_max=settings.max_total_bytes, routers_max=settings.max_routers),
     )
 
 

@@ -91,6 +91,22 @@ class Library:
     def drop(self, name: str, if_empty: bool = False) -> bool:
         return bool(self.call({"op": "topic.delete", "topic": name, "if_empty": if_empty})["deleted"])
 
+    def route(self, source: str, dest: str, name: str | None = None, **members: Any) -> bool:
+        """Create or change a router; tell whether it is new."""
+        rule: dict[str, Any] = dict(members)
+        if rule.get("filter") is not None:
+            parsed = scan.parse_delete(json.dumps({"match": rule["filter"]}).encode())
+            rule |= {"match_kind": parsed.match_kind, "match": (parsed.match or b"").decode()}
+        command = {"op": "router.put", "router": name or f"{source}->{dest}", "source": source, "dest": dest, **rule}
+        return bool(self.call(command)["created"])
+
+    def router(self, name: str) -> dict[str, Any]:
+        return self.call({"op": "router.get", "router": name})
+
+    def routers(self) -> list[str]:
+        page = self.call({"op": "router.list", "prefixes": [""], "count": 1000})
+        return [router["router"] for router in page["routers"]]
+
     def delete(self, name: str, before_seq: int | None = None, match: Any = None) -> dict[str, Any]:
         parsed = scan.parse_delete(json.dumps({"before_seq": before_seq, "match": match}).encode())
         text = None if parsed.match is None else parsed.match.decode()

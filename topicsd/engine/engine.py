@@ -11,6 +11,7 @@ from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
 from topicsd.engine.groups import Groups
+from topicsd.engine.routers import Routers
 from topicsd.engine.sections import Section
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
@@ -29,6 +30,7 @@ class Options:
 
     topics_max: int = 100_000
     bytes_max: int = 0
+    routers_max: int = 10_000
     durable_commands: bool = True
 
 
@@ -60,12 +62,17 @@ class Engine:
         self.groups = Groups(self)
         self.sections.append(self.groups)
         self._reserve_ids = reserve_ids
+        self.routers = Routers(self)
         self._commands: dict[str, Callable[[Json], Answer | None]] = {
             "topic.put": self._put,
             "topic.delete": self._delete_topic,
             "records.delete": self._delete_records,
             "records.append": self._append,
             **self.groups.commands(),
+            "router.put": self._put_router,
+            "router.get": lambda command: Answer(self.routers.get(command["router"])),
+            "router.list": lambda command: Answer(self.routers.page(command)),
+            "router.delete": self._delete_router,
         }
 
     # ---- the door ------------------------------------------------------------------------------------------------------------
@@ -73,7 +80,10 @@ class Engine:
     def call(self, command: Json) -> Answer | None:
         """Run one command. None: it is an append that will answer by itself. Raises TopicsError, OSError (the log takes no writes)."""
         self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
-        return self._commands[command["op"]](command)
+        try:
+            return self._commands[command["op"]](command)
+        finally:
+            self.sequencer.retry_routes(True)  # it may have made room where a router waits for it
 
     # ---- topics ----------------------------------------------------------------------------------------------------------------
 
@@ -96,8 +106,8 @@ class Engine:
         self.configure(slot, existing, config)
         return Answer({"created": False, **self._shown(slot)}, slot)
 
-    def create(self, name: bytes, config: TopicConfig, *, by_write: bool = False) -> int:
-        """Log and make a topic; return its slot. Raises Throttled when there are as many as allowed.
+    def create(self, name: bytes, config: TopicConfig, *, by_write: bool = False, shard: int | None = None) -> int:
+        """Log and make a topic, in `shard` if given; return its slot. Raises Throttled when there are as many as allowed.
 
         An ephemeral topic reserves seqs with its first write: what was reserved is told as lost after a kill, so it must not be before.
         """
@@ -106,7 +116,7 @@ class Engine:
             raise Throttled("max_topics", most)
         config = config.of_type(config.type or "log")
         topic_id = self._take_id()
-        shard = topic_id % self.sequencer.shard_total
+        shard = topic_id % self.sequencer.shard_total if shard is None else shard
         ceiling = 0 if config.durability == "fsync" or (config.durability == "ephemeral" and not by_write) else CEILING_FIRST
         body = {"name": name.decode(), "config": config.to_json(), "ceiling": ceiling}
         self.sequencer.log_frame(shard, frames.TOPIC_CREATE, 0, topic_id, 0, self.clock.wall_ms(), frames.json_body(body), False)
@@ -160,16 +170,27 @@ class Engine:
         topic = self.sequencer.topic(slot)
         if command.get("if_empty") and topic["count"]:
             raise TopicNotEmpty(command["topic"], topic["count"])
+        self.routers.settle_topic(topic["topic_id"])
         self.sequencer.log_frame(topic["shard"], frames.TOPIC_DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), b"", True)
-        self.remove(slot)
-        return Answer({"deleted": True, "routers_removed": []}, slot)
+        return Answer({"deleted": True, "routers_removed": self.remove(slot)}, slot)
 
-    def remove(self, slot: int) -> None:
-        """Take a topic out of the table and wake whoever waits for it."""
+    def remove(self, slot: int) -> list[str]:
+        """Take a topic out of the table with its routers and wake whoever waits for it; return the routers' names."""
         self.floors.pop(slot, None)
         self.groups.forget(self.sequencer.topic(slot)["topic_id"])
+        routers = self.routers.drop_topic(self.sequencer.topic(slot)["topic_id"])
         self.sequencer.remove(slot)
         self.sequencer.wake(slot)
+        return routers
+
+    # ---- routers ---------------------------------------------------------------------------------------------------------------
+
+    def _put_router(self, command: Json) -> Answer:
+        return Answer(*self.routers.put(command))
+
+    def _delete_router(self, command: Json) -> Answer:
+        deleted, wait_slot = self.routers.delete(command["router"])
+        return Answer({"deleted": deleted}, wait_slot)
 
     # ---- records ---------------------------------------------------------------------------------------------------------------
 
@@ -238,6 +259,7 @@ class Engine:
         """Do what time asks for: expire, keep floors durable, lower idle ceilings. At most a slice of each."""
         now_ms, mono_ms = self.clock.wall_ms(), self.clock.mono_ms()
         self.sequencer.set_now(now_ms, mono_ms)
+        self.sequencer.retry_routes(False)
         for _ in range(min(len(self.timed), TIMED_A_TICK_MAX)):
             slot, topic_id = self.timed.popleft()
             topic = self.sequencer.topic(slot)

@@ -77,6 +77,7 @@ class Replayer:
             frames.CEILING: self._ceiling,
             frames.HOLE: self._hole,
             frames.GROUP: self._group,
+            frames.ROUTER: self._router,
         }
 
     def __call__(self, frame_type: int, shard: int, topic_id: int, base_seq: int, body: bytes, position: int) -> None:
@@ -130,6 +131,9 @@ class Replayer:
     def _ceiling(self, slot: int, _topic_id: int, base_seq: int, _body: bytes, _position: int) -> None:
         self.sequencer.set_ceiling(slot, base_seq)
 
+    def _router(self, slot: int, topic_id: int, _base_seq: int, body: bytes, _position: int) -> None:
+        self.engine.routers.replay(slot, topic_id, frames.parse_json(body))
+
     def _hole(self, slot: int, _topic_id: int, _base_seq: int, body: bytes, position: int) -> None:
         _first_seq, last_seq, reason = frames.parse_hole(body)
         self.sequencer.leave_hole(slot, last_seq, reason)
@@ -162,7 +166,7 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
     Returns the holes to log as (slot, first seq, last seq, reason). Called once, after every shard was walked.
     """
     sequencer = engine.sequencer
-    holes: list[tuple[int, int, int, int]] = []
+    jumps: dict[int, tuple[int, int, int]] = {}  # slot -> (head, target, reason)
     for slot in sequencer.live_slots():
         found.topics += 1
         topic = sequencer.topic(slot)
@@ -176,9 +180,18 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
         if ceiling > target and (plan.jump or sequencer.is_ephemeral(slot)):
             reason, target = reason or frames.LOSS_MIXED, ceiling
             found.jumps += 1
+        jumps[slot] = head, target, reason
+    if plan.jump or plan.corrupt_tail:
+        for slot, reached in engine.routers.farther({slot: target for slot, (_, target, _) in jumps.items()}).items():
+            head, target, reason = jumps[slot]
+            if reached > target:
+                jumps[slot] = head, reached, reason or frames.LOSS_MIXED
+    holes: list[tuple[int, int, int, int]] = []
+    for slot, (head, target, reason) in jumps.items():
         if target > head:
             sequencer.leave_hole(slot, target, reason)
             holes.append((slot, head + 1, target, reason))
+    engine.routers.recovered(holes)
     return holes
 
 
