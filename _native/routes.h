@@ -4,7 +4,13 @@
 
 #include <stdint.h>
 
-/* FRAME_ROUTER_CURSOR: header.topic_id = the source, base_seq = the source's seq that all rows have reached, ts = when they did, count = rows. */
+/* FRAME_ROUTER_CURSOR: header.topic_id = the source, base_seq = the source's seq that all rows have reached, ts = when they did, count = rows;
+ * then a cursor_head and the rows. */
+struct cursor_head {
+    uint64_t before; /* the source's seq that all rows had reached before: a row stands for what lies between */
+    uint64_t reserved;
+};
+_Static_assert(sizeof(struct cursor_head) == 16, "cursor head");
 struct cursor_row {
     uint64_t dest_base; /* seq of the first copy in the destination; where the next one will stand when there is none */
     uint32_t route;     /* number of the router */

@@ -9,7 +9,7 @@
 #   flush: the cursor frame is written, then copies are published (publish_copies) like any batch: first in, first out per destination
 #
 # A copy is an index entry that points at the source's bytes (copies.pxd); its payload is never written again. What is written is one row of
-# 16 B a route and turn (routes.h), in the source's shard, behind the source's frames and before anything that follows in the destination.
+# 16 B a route and turn (routes.h: routes in step share a frame), in the source's shard, behind the source's frames and before anything that follows in the destination.
 # So replay makes the same copies with the same seqs from the rows alone, without looking at the destination (docs/routers.md).
 #
 # Written out instead, as an append with FRAME_FLAG_ROUTED (its cursor travels in it): copies of ephemeral bytes, which may go at any time; copies
@@ -30,6 +30,10 @@ cdef extern from "routes.h" nogil:
     const uint32_t CURSOR_COUNT_MAX
     const uint32_t FRAME_FLAG_ROUTED
     const uint32_t ROUTED_MARK
+
+    ctypedef struct cursor_head "struct cursor_head":
+        uint64_t before
+        uint64_t reserved
 
     ctypedef struct cursor_row "struct cursor_row":
         uint64_t dest_base
@@ -145,7 +149,7 @@ cdef struct Forwarder:
     uint64_t scratch_room
     Step *steps
     uint32_t steps_count, steps_room
-    uint64_t steps_last              # cursor that all steps reach
+    uint64_t steps_before, steps_last    # cursors of all steps, before and after
     uint64_t copies                  # made since the start
 
 cdef int forwarder_open(Forwarder *forwarder, Core *core) noexcept nogil             # 0, -ENOMEM

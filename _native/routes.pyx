@@ -972,57 +972,70 @@ cdef uint8_t *_write_out(Forwarder *forwarder, const Route *route, const Note *n
 # ---- replay ---------------------------------------------------------------------------------------------------------------
 
 
-cdef int _replay_row(Forwarder *forwarder, const frame_header *frame, const cursor_row *row) noexcept nogil:
+cdef int _replay_row(Forwarder *forwarder, const frame_header *frame, uint64_t before, const cursor_row *row) noexcept nogil:
+    """Make the copies of one row again. What the destination holds already stays as it is; a cursor never goes back."""
     cdef Core *core = forwarder.core
     cdef Route *route = route_of(forwarder, row.route)
     cdef topic_slot *topic
-    cdef Gathered found
-    cdef uint32_t count = row.count & CURSOR_COUNT_MAX, made = 0
-    cdef uint64_t ts
-    if route == NULL or route.source_id != frame.topic_id or frame.base_seq <= route.cursor:
+    cdef uint32_t count = row.count & CURSOR_COUNT_MAX
+    cdef uint64_t known
+    cdef int status = 0
+    if route == NULL or route.source_id != frame.topic_id:
         return 1
     topic = &core.regions.table[route.dest]
+    known = route.cursor
     if topic.config.durability == CLASS_EPHEMERAL:    # its copies have ended with the server
-        route.cursor = frame.base_seq
-        route.forwarded += 0 if row.count & CURSOR_HOLE else count
-        return -1 if count and leave_hole(core, route.dest, row.dest_base + count - 1, LOSS_MIXED) != 0 else 0
-    if count and row.dest_base <= topic.head:
-        route.cursor = frame.base_seq
-        return 1
+        if count and leave_hole(core, route.dest, row.dest_base + count - 1, LOSS_MIXED) != 0:
+            return -1
+    elif count and row.dest_base > topic.head:
+        route.cursor = before
+        status = _replay_copies(forwarder, route, topic, frame, row, count)
+    elif count and row.dest_base + count - 1 > topic.head:
+        status = 1
+    route.cursor = max(known, frame.base_seq)
+    if frame.base_seq > known:
+        route.forwarded += 0 if row.count & CURSOR_HOLE or topic.config.durability != CLASS_EPHEMERAL else count
+        route.lost += count if row.count & CURSOR_HOLE else 0
+    return status
+
+
+cdef int _replay_copies(Forwarder *forwarder, Route *route, topic_slot *topic, const frame_header *frame, const cursor_row *row,
+                        uint32_t count) noexcept nogil:
+    cdef Core *core = forwarder.core
+    cdef Gathered found
+    cdef uint32_t made = 0
+    cdef uint64_t ts = max(frame.ts, topic.last_ts)
     if row.dest_base > topic.head + 1 and leave_hole(core, route.dest, row.dest_base - 1, LOSS_CORRUPT) != 0:
         return -1
-    ts = max(frame.ts, topic.last_ts)
     while not row.count & CURSOR_HOLE and made < count and gather(forwarder, route, frame.base_seq, count - made, &found):
-        if found.note != NULL and not found.writes and publish_copies(forwarder, route, found.note, found.count, topic.head + 1, ts) != 0:
-            note_drop(found.note)
-            return -1
         if found.note != NULL and not found.writes:
+            if publish_copies(forwarder, route, found.note, found.count, topic.head + 1, ts) != 0:
+                note_drop(found.note)
+                return -1
             made += found.count
         note_drop(found.note)
         route.cursor = found.last
     if made:
         topic.last_ts = ts
-    if row.count & CURSOR_HOLE:
-        route.lost += count
     if made < count and leave_hole(core, route.dest, topic.head + count - made,
                                    LOSS_SOURCE_TRIM if row.count & CURSOR_HOLE else LOSS_CORRUPT) != 0:
         return -1
     topic.next_seq = topic.head + 1
-    route.cursor = frame.base_seq
     return 0 if made == count or row.count & CURSOR_HOLE else 1
 
 
 cdef int replay_cursors(Forwarder *forwarder, const frame_header *frame) noexcept nogil:
-    cdef const cursor_row *rows = <const cursor_row *>(<const uint8_t *>frame + FRAME_HEADER_BYTES)
+    cdef const cursor_head *head = <const cursor_head *>(<const uint8_t *>frame + FRAME_HEADER_BYTES)
+    cdef const cursor_row *rows = <const cursor_row *>(head + 1)
     cdef Route *route = NULL
     cdef uint32_t number
     cdef int status, worst = 0
-    if FRAME_HEADER_BYTES + frame.count * <uint64_t>sizeof(cursor_row) > frame.length:
+    if FRAME_HEADER_BYTES + sizeof(cursor_head) + frame.count * <uint64_t>sizeof(cursor_row) > frame.length:
         return 1
     if forwarder.maps_open:
         maps_refresh(&forwarder.maps)
     for number in range(frame.count):
-        status = _replay_row(forwarder, frame, &rows[number])
+        status = _replay_row(forwarder, frame, head.before, &rows[number])
         if status < 0:
             return status
         worst = max(worst, status)

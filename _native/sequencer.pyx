@@ -30,7 +30,7 @@ from topicsd._native.layout cimport (
 from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
 from topicsd._native.routes cimport (
-    CURSOR_HOLE, GATHER_RECORDS_MAX, Forwarder, Gathered, Note, Outlets, Route, Step, cursor_row, fitting, forwarder_close,
+    CURSOR_HOLE, GATHER_RECORDS_MAX, Forwarder, Gathered, Note, Outlets, Route, Step, cursor_head, cursor_row, fitting, forwarder_close,
     forwarder_open, forwarder_queue, gather, note_drop, note_payload, note_seq, outlets_of, pass_done, publish_copies, route_of,
     routed_frame, routed_key, routed_of,
 )
@@ -517,7 +517,7 @@ cdef class Sequencer:
                             self._note_failed(number, batch.place & POSITION_MASK)
                     elif batch.kind == BATCH_COPIES:    # it waited, so its frame has one row
                         with gil:
-                            self._note_failed(number, batch.end - FRAME_HEADER_BYTES - sizeof(cursor_row))
+                            self._note_failed(number, batch.end - FRAME_HEADER_BYTES - sizeof(cursor_head) - sizeof(cursor_row))
                     self._fail(batch)
             self._show_pending(number)
             durable_look(&self.core.durable, self.core.regions, number)
@@ -627,7 +627,7 @@ cdef class Sequencer:
         cdef bint waits = topic.pending_batches > 0
         cdef Step *step
         # A row that waits behind a batch of its destination may fail with it, after others were published: it gets a frame of its own.
-        if forwarder.steps_count and (waits or forwarder.steps_last != found.last):
+        if forwarder.steps_count and (waits or forwarder.steps_before != route.cursor or forwarder.steps_last != found.last):
             self._write_steps()
         if forwarder.steps_count == forwarder.steps_room:
             step = <Step *>realloc(forwarder.steps, forwarder.steps_room * 2 * sizeof(Step))
@@ -637,6 +637,7 @@ cdef class Sequencer:
             forwarder.steps_room *= 2
         step = &forwarder.steps[forwarder.steps_count]
         forwarder.steps_count += 1
+        forwarder.steps_before = route.cursor
         forwarder.steps_last = found.last
         step.route = route
         step.note = found.note
@@ -660,7 +661,8 @@ cdef class Sequencer:
     cdef void _write_steps(self) noexcept nogil:
         """Queue the cursor frame of all steps and their copies behind it; when the log takes no frame they are as if they had never been."""
         cdef Forwarder *forwarder = &self.forwarder
-        cdef uint32_t count = forwarder.steps_count, number, bytes = FRAME_HEADER_BYTES + count * <uint32_t>sizeof(cursor_row)
+        cdef uint32_t count = forwarder.steps_count, number, bytes
+        cdef cursor_head *head
         cdef topic_slot *source
         cdef frame_header *frame
         cdef cursor_row *rows
@@ -668,6 +670,7 @@ cdef class Sequencer:
         cdef uint64_t position = 0
         if count == 0:
             return
+        bytes = <uint32_t>(FRAME_HEADER_BYTES + sizeof(cursor_head) + count * sizeof(cursor_row))
         source = &self.core.regions.table[forwarder.steps[0].route.source]
         frame = <frame_header *>calloc(1, bytes)
         if frame == NULL:
@@ -693,7 +696,9 @@ cdef class Sequencer:
         frame.ts = self.core.wall_ms
         frame.synced = load_relaxed_64(&(<Shard>self.shard[source.shard]).line.synced)
         frame.position = position
-        rows = <cursor_row *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
+        head = <cursor_head *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
+        head.before = forwarder.steps_before
+        rows = <cursor_row *>(head + 1)
         for number in range(count):
             rows[number].dest_base = forwarder.steps[number].dest_base
             rows[number].route = forwarder.steps[number].route.number
