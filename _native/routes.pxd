@@ -9,7 +9,8 @@
 #   flush: the cursor frame is written, then copies are published (publish_copies) like any batch: first in, first out per destination
 #
 # A copy is an index entry that points at the source's bytes (copies.pxd); its payload is never written again. What is written is one row of
-# 16 B a route and turn (routes.h: routes in step share a frame), in the source's shard, behind the source's frames and before anything that follows in the destination.
+# 16 B a route and turn (routes.h: routes in step share a frame), in the source's shard, behind the source's frames and before anything that
+# follows in the destination.
 # So replay makes the same copies with the same seqs from the rows alone, without looking at the destination (docs/routers.md).
 #
 # Written out instead, as an append with FRAME_FLAG_ROUTED (its cursor travels in it): copies of ephemeral bytes, which may go at any time; copies
