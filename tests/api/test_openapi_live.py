@@ -15,10 +15,12 @@ SECONDS = 30
 # Left out: what is allowed beyond the schema (unknown members, names in bodies), and TRACE-like methods that no parser of ours takes.
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,use_after_free,ensure_resource_availability"
 
+CRASH_OF_PYTHON = "AST constructor recursion depth mismatch"  # CPython 3.11 when several threads parse at once: the tool's, not the server's
+
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="schemathesis is not installed")
 def test_requests_made_from_the_document_get_answers_that_fit_it(tmp_path):
     with Server(tmp_path, TOPICS_MAX_BODY_BYTES=1 << 20) as server:
@@ -29,7 +31,10 @@ def test_requests_made_from_the_document_get_answers_that_fit_it(tmp_path):
         command += ["run", f"http://{host}:{port}/v0/openapi.json", "--max-time", str(SECONDS), "--checks", CHECKS, "--seed", "7", "--no-shrink"]
         command += ["-n", "25", "--continue-on-failure", "--exclude-path", "/v0/ws", "--no-color", "--generation-database", "none"]
         command += ["--request-timeout", "45", "-w", "4"]  # a consume without a time-out of its own waits for 30 s
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+        for _ in range(3):
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+            if CRASH_OF_PYTHON not in done.stdout:
+                break
         assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]
         assert "Stateful" in done.stdout, done.stdout[-4000:]
         assert server.ask("GET", "/v0/ready")[0] == 200
