@@ -36,7 +36,8 @@ PIECES = [
 ]
 # What differs from run to run: clocks, and seqs, which go on.
 NATURE = re.compile(
-    rb'"performance":\{[^}]*\}|Date: [^\r]*|[Xx]-[Rr]equest-[Ii]d: [^\r]*|content-length: \d+|"(first_seq|last_seq|head_seq|last_read_ts|effective_priority)":-?\d+',
+    rb'"performance":\{[^}]*\}|Date: [^\r]*|[Xx]-[Rr]equest-[Ii]d: [^\r]*|content-length: \d+|'
+    rb'"(first_seq|last_seq|head_seq|last_read_ts|effective_priority)":-?\d+',
 )
 SEEDS = [raw.replace(TOPIC, b"t") for raw in (*REQUESTS, *REFUSED_BY_THE_FRONT_ALONE) if len(raw) < 3000]
 
