@@ -15,7 +15,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Refused
 
 

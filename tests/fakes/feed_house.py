@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from topicsd._native.feed import SSE, Feed, Stream
 from topicsd._native.port import Port
 from topicsd._native.sessions import Sessions
@@ -96,20 +96,20 @@ class FeedHouse:
 
     def __init__(self, directory: Path, sessions_max: int = 16, **options: Any) -> None:
         self.clock = FakeClock()
-        self.library = Library(str(directory), self.clock, **options)
-        shared = self.library.shared
+        self.engine_house = Library(str(directory), self.clock, **options)
+        shared = self.engine_house.shared
         self.ring = shared.assign_ring()
-        self.library.sequencer.adopt_rings()
+        self.engine_house.sequencer.adopt_rings()
         self.port = Port(shared, self.ring)
         self.sessions = Sessions.create(shared, sessions_max)
-        self.feed = Feed(self.port, self.library.reader, self.sessions, self.ring)
+        self.feed = Feed(self.port, self.engine_house.reader, self.sessions, self.ring)
         self.tell_time()
 
     def tell_time(self) -> None:
         self.feed.clock(self.clock.mono_ms() * 1_000_000, self.clock.wall_ms())
 
     def epoch(self, name: str) -> int:
-        return int(self.library.state(name)["epoch"])
+        return int(self.engine_house.state(name)["epoch"])
 
     def session(self, topics: dict[str, int], **view: Any) -> str:
         """Make a session of topics and where to begin; return its wid."""
@@ -141,5 +141,5 @@ class FeedHouse:
                 break
 
     def append(self, name: str, *values: Any, **members: Any) -> None:
-        self.library.append(name, [{"data": value, **members} for value in values])
+        self.engine_house.append(name, [{"data": value, **members} for value in values])
         self.turn()

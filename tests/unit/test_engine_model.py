@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Model, Refused
 
 NAMES = st.sampled_from(["a", "b", "a.b"])

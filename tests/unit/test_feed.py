@@ -52,12 +52,12 @@ def test_a_frame_ends_before_its_byte_budget_is_passed_but_has_a_record(house: F
 def test_a_raw_line_feed_in_data_becomes_a_space(house: FeedHouse) -> None:
     from topicsd._native import frame, scan
 
-    house.library.put("t")
+    house.engine_house.put("t")
     write = scan.parse_write(b'{"records":[{"data":{"a":\n1,\r\n"b":"x"}}]}')
-    slot = house.library.sequencer.find(b"t")
+    slot = house.engine_house.sequencer.find(b"t")
     raw = frame.build(2, write.encode(None), count=1, topic_id=house.epoch("t"))
-    house.library.sequencer.append_frame(slot, raw, 1, house.clock.wall_ms(), house.clock.mono_ms())
-    house.library.sequencer.flush()
+    house.engine_house.sequencer.append_frame(slot, raw, 1, house.clock.wall_ms(), house.clock.mono_ms())
+    house.engine_house.sequencer.flush()
     sink = house.follow({"t": 0})
     assert b'"data":{"a": 1,  "b":"x"}' in sink.data
     assert b"\r" not in sink.data
@@ -76,13 +76,13 @@ def test_own_records_are_passed_in_silence_and_the_cursor_moves(house: FeedHouse
 
 
 def test_a_match_passes_the_other_tags(house: FeedHouse) -> None:
-    house.library.append("t", [{"data": 1, "tag": "a:1"}, {"data": 2, "tag": "b"}, {"data": 3, "tag": "a:2"}])
+    house.engine_house.append("t", [{"data": 1, "tag": "a:1"}, {"data": 2, "tag": "b"}, {"data": 3, "tag": "a:2"}])
     sink = house.follow({"t": 0}, match=["tag", "Glob", "a:*"])
     assert sink.brief() == [("record", "t", [1, 3]), ("caught-up", "t", 3)]
 
 
 def test_a_gap_is_a_tombstone_whose_id_stands_behind_it(house: FeedHouse) -> None:
-    house.library.put("t", cap_records=3)
+    house.engine_house.put("t", cap_records=3)
     for value in range(6):
         house.append("t", value)
     gap, record, caught = house.follow({"t": 0}).events()
@@ -98,7 +98,7 @@ def test_a_deleted_topic_is_told_with_its_head_and_the_rest_goes_on(house: FeedH
     house.append("b", 1)
     sink = house.follow({"a": 0, "b": 0})
     sink.events()
-    house.library.drop("a")
+    house.engine_house.drop("a")
     house.turn()
     (gone,) = sink.events()
     assert (gone["event"], gone["topic"], gone["head_seq"], gone["reason"], gone["id"]["a"]) == ("topic-deleted", "a", 3, "deleted", 3)
@@ -111,7 +111,7 @@ def test_a_topic_made_again_is_recreated_for_the_next_stream_of_the_session(hous
     house.append("t", 1, 2, 3)
     wid = house.session({"t": 0})
     sink = house.follow(wid)
-    house.library.drop("t")
+    house.engine_house.drop("t")
     house.turn()
     sink.stream.close()
     house.append("t", "new")
@@ -125,14 +125,14 @@ def test_a_topic_made_again_is_recreated_for_the_next_stream_of_the_session(hous
 def test_a_topic_that_is_gone_when_a_stream_opens_is_told_and_the_stream_stays(house: FeedHouse) -> None:
     house.append("t", 1)
     wid = house.session({"t": 1})
-    house.library.drop("t")
+    house.engine_house.drop("t")
     sink = house.follow(wid)
     assert sink.brief() == [("topic-deleted", "t", 1)]
     assert not sink.stream.closed
 
 
 def test_equal_watchers_share_one_rendered_frame(house: FeedHouse) -> None:
-    house.library.put("t")
+    house.engine_house.put("t")
     sinks = [house.follow({"t": 0}) for _ in range(5)]
     views = {id(house.feed.view(0)) for _ in range(3)}
     house.append("t", "x")
@@ -141,7 +141,7 @@ def test_equal_watchers_share_one_rendered_frame(house: FeedHouse) -> None:
 
 
 def test_a_stalled_reader_falls_behind_without_holding_others_up_and_catches_up_in_few_frames(house: FeedHouse) -> None:
-    house.library.put("t")
+    house.engine_house.put("t")
     slow, quick = house.follow({"t": 0}), house.follow({"t": 0})
     slow.stalled = True
     for value in range(100):
@@ -156,7 +156,7 @@ def test_a_stalled_reader_falls_behind_without_holding_others_up_and_catches_up_
 
 
 def test_a_reader_that_stays_stalled_for_thirty_seconds_is_closed_and_its_session_resumes_exactly(house: FeedHouse) -> None:
-    house.library.put("t")
+    house.engine_house.put("t")
     wid = house.session({"t": 0})
     sink = house.follow(wid)
     house.append("t", 1)
@@ -178,7 +178,7 @@ def test_a_reader_that_stays_stalled_for_thirty_seconds_is_closed_and_its_sessio
 
 
 def test_a_heartbeat_comes_when_nothing_else_did_for_its_time(house: FeedHouse) -> None:
-    house.library.put("t")
+    house.engine_house.put("t")
     sink = house.follow({"t": 0})
     before = len(sink.data)
     house.clock.advance(14_900)
@@ -215,8 +215,8 @@ def test_a_new_writer_changes_nothing_for_the_watchers(house: FeedHouse) -> None
     house.append("u", 1)
     sink = house.follow({"t": 0, "u": 0})
     sink.events()
-    house.library.shared.ready = False
-    house.library.kill()
+    house.engine_house.shared.ready = False
+    house.engine_house.kill()
     house.feed.dirty(None)
     house.turn()
     assert sink.events() == [], "nothing is told before the feed knows the new writer's slots"
@@ -262,7 +262,7 @@ def test_many_topics_make_ids_into_tokens_and_a_token_goes_back_exactly(house: F
 def test_records_come_in_order_once_whatever_stalls(house: FeedHouse) -> None:
     import random
 
-    house.library.put("t", cap_records=50)
+    house.engine_house.put("t", cap_records=50)
     sinks = [house.follow({"t": 0}, limit=limit) for limit in (1, 7, 256)]
     chance = random.Random(7)
     for value in range(300):
@@ -275,7 +275,7 @@ def test_records_come_in_order_once_whatever_stalls(house: FeedHouse) -> None:
     for sink in sinks:
         sink.flow()
     house.turn()
-    head = house.library.state("t")["head"]
+    head = house.engine_house.state("t")["head"]
     for sink in sinks:
         at = 0
         for event in sink.brief():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.group_model import GroupModel
 
 CONSUMERS = st.sampled_from(["a", "b", ""])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Refused
 from topicsd.engine import frames
 from topicsd.engine.groups import Groups

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Refused
 from oracle.router_model import Model, Route, Topic
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Refused
 from topicsd._native.copies import meta_with_origin
 
