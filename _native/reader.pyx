@@ -132,13 +132,8 @@ cdef class Reader:
             return None
         return slot
 
-    def diff(self, uint32_t slot, Diff request not None, uint64_t now_ms, uint64_t started_ns=0, uint64_t topic_id=0):
-        """Return (JSON body, nothing for this reader yet, next_from_seq) and move the read clock. A §3.
-
-        `started_ns` is CLOCK_MONOTONIC at the request's start; `topic_id` other than 0: Gone when the slot holds another topic.
-        Raises Gone, Busy, IoError.
-        """
-        cdef DiffResult result
+    cdef bytes page(self, uint32_t slot, Diff request, uint64_t now_ms, uint64_t started_ns, uint64_t topic_id, DiffResult *result):
+        """Render one page; raises what `diff` raises."""
         cdef int status
         if self.busy:
             raise RuntimeError("a Reader belongs to one thread")
@@ -146,14 +141,24 @@ cdef class Reader:
         try:
             self.out.used = 0
             with nogil:
-                status = diff(&self.core, slot, topic_id, &request.request, now_ms, started_ns, &self.out, &result)
+                status = diff(&self.core, slot, topic_id, &request.request, now_ms, started_ns, &self.out, result)
             if status != READ_OK:
                 raise _refusal(status, result.failed_seq)
-            return PyBytes_FromStringAndSize(<char *>self.out.bytes, self.out.used), bool(result.would_wait), result.next_seq
+            return PyBytes_FromStringAndSize(<char *>self.out.bytes, self.out.used)
         finally:
             buffer_shrink(&self.out)
             buffer_shrink(&self.core.scratch)
             self.busy = False
+
+    def diff(self, uint32_t slot, Diff request not None, uint64_t now_ms, uint64_t started_ns=0, uint64_t topic_id=0):
+        """Return (JSON body, nothing for this reader yet, next_from_seq) and move the read clock. A §3.
+
+        `started_ns` is CLOCK_MONOTONIC at the request's start; `topic_id` other than 0: Gone when the slot holds another topic.
+        Raises Gone, Busy, IoError.
+        """
+        cdef DiffResult result
+        body = self.page(slot, request, now_ms, started_ns, topic_id, &result)
+        return body, bool(result.would_wait), result.next_seq
 
     def diff_range(self, uint32_t slot, Diff request not None, uint64_t first, uint64_t last, uint64_t now_ms, uint64_t started_ns=0,
                    uint64_t topic_id=0):
@@ -162,23 +167,9 @@ cdef class Reader:
         The cursor stands below `last` where the page was full before. Raises Gone, Busy, IoError.
         """
         cdef DiffResult result
-        cdef int status
-        if self.busy:
-            raise RuntimeError("a Reader belongs to one thread")
-        self.busy = True
-        try:
-            self.out.used = 0
-            request.request.from_seq, request.request.upto_seq = first - 1, last
-            with nogil:
-                status = diff(&self.core, slot, topic_id, &request.request, now_ms, started_ns, &self.out, &result)
-            if status != READ_OK:
-                raise _refusal(status, result.failed_seq)
-            told = result.matched != 0 or result.tombstone != 0
-            return PyBytes_FromStringAndSize(<char *>self.out.bytes, self.out.used), told, result.next_seq
-        finally:
-            buffer_shrink(&self.out)
-            buffer_shrink(&self.core.scratch)
-            self.busy = False
+        request.request.from_seq, request.request.upto_seq = first - 1, last
+        body = self.page(slot, request, now_ms, started_ns, topic_id, &result)
+        return body, result.matched != 0 or result.tombstone != 0, result.next_seq
 
     def live_after(self, uint32_t slot, uint64_t seq, uint64_t now_ms, uint64_t topic_id=0):
         """Return (live records above a seq, their bytes, `ts` of the oldest or 0). Raises Gone, Busy."""

@@ -217,3 +217,8 @@ class Library:
     def state(self, name: str) -> dict[str, Any]:
         body = json.loads(self.reader.state(self._slot(name), self.clock.wall_ms(), False, 0))
         return {"head": body["head_seq"], "earliest": body["earliest_seq"], "count": body["count"], "bytes": body["bytes"], "epoch": body["epoch"]}
+
+
+def numbers(*values: Any, **members: Any) -> list[dict[str, Any]]:
+    """Return records of these values, each with the same other members."""
+    return [{"data": value, **members} for value in values]

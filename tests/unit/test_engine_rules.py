@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +11,9 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
-from fakes.in_process import Library
+from fakes.in_process import Library, numbers
 from oracle.model import Refused
 from topicsd._native.log_walk import read
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[..., Library]]:
-    made: list[Library] = []
-
-    def one(**options: Any) -> Library:
-        root = tmp_path / f"data-{len(made)}"
-        root.mkdir()
-        made.append(Library(str(root), clock, **options))
-        return made[-1]
-
-    yield one
-    for engine in made:
-        engine._forget()
-
-
-@pytest.fixture
-def engine(make: Callable[..., Library]) -> Library:
-    return make()
-
-
-def numbers(*values: int, **members: Any) -> list[dict[str, Any]]:
-    return [{"data": value, **members} for value in values]
 
 
 def datas(page: dict[str, Any]) -> list[Any]:

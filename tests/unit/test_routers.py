@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fakes.clock import FakeClock
-from fakes.in_process import Library
+from fakes.in_process import Library, numbers
 from oracle.model import Refused
 from topicsd._native.copies import meta_with_origin
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[..., Library]]:
-    made: list[Library] = []
-
-    def one(**options: Any) -> Library:
-        root = tmp_path / f"data-{len(made)}"
-        root.mkdir()
-        made.append(Library(str(root), clock, **options))
-        return made[-1]
-
-    yield one
-    for engine in made:
-        engine._forget()
-
-
-@pytest.fixture
-def engine(make: Callable[..., Library]) -> Library:
-    return make()
-
-
-def numbers(*values: Any, **members: Any) -> list[dict[str, Any]]:
-    return [{"data": value, **members} for value in values]
 
 
 def datas(engine: Library, topic: str, **members: Any) -> list[Any]:
