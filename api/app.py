@@ -10,6 +10,7 @@ import falcon.asgi
 import structlog
 
 from topicsd import errors
+from topicsd._native.reader import Busy
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
 from topicsd.api import groups, later, metrics, openapi, probes, queries, records, routers, socket, topics, watch
@@ -34,6 +35,7 @@ def make_falcon(context: Context) -> Any:
     app.add_error_handler(falcon.HTTPError, _on_falcon)
     app.add_error_handler(errors.TopicsError, _on_error)
     app.add_error_handler(BadRequest, _on_bad_request)
+    app.add_error_handler(Busy, _on_busy)
     return app
 
 
@@ -62,6 +64,10 @@ def routes(context: Context) -> dict[str, Route]:
 async def _on_error(req: Any, resp: Any, error: errors.TopicsError, params: Any) -> None:
     exchange_of(req).refused = error
     wire.write(resp, error)
+
+
+async def _on_busy(req: Any, resp: Any, busy: Busy, params: Any) -> None:
+    wire.write(resp, errors.NotReady("the writer has just gone, or is starting"))  # between the gate's look and the route's
 
 
 async def _on_bad_request(req: Any, resp: Any, wrong: BadRequest, params: Any) -> None:

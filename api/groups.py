@@ -42,6 +42,14 @@ def group_name(segment: str) -> str:
     return check_topic_name(queries.decoded_segment(segment), "group")
 
 
+def place(context: Context, exchange: Exchange, topic: str) -> int:
+    """Return the topic's slot. Raises TopicNotFound; Busy while the writer is away."""
+    slot = context.reader.find(exchange.topic)
+    if slot is None:
+        raise errors.TopicNotFound(topic)
+    return slot
+
+
 # ---- consume -----------------------------------------------------------------------------------------------------------------
 
 
@@ -87,9 +95,7 @@ class Request:
         left = loop.create_task(self.exchange.disconnected())
         try:
             while True:
-                slot = self.context.reader.find(self.exchange.topic)
-                if slot is None:
-                    raise errors.TopicNotFound(self.topic)
+                slot = place(self.context, self.exchange, self.topic)
                 moved = self.context.polls.enter(slot)
                 try:
                     grant = await self._grant()
@@ -170,12 +176,24 @@ class Request:
             "has_more": bool(grant.get("has_more")),
             "committed_offset": grant["committed_offset"],
             "deliveries": grant.get("deliveries", 0),
-            "visibility_timeout_ms": self.visibility_ms if last is not None else 0,
+            "visibility_timeout_ms": self.visibility_ms,
         }
 
     def _empty(self, grant: Json) -> bytes:
-        head = {"topic": self.topic, "records": [], "tombstone": None, "epoch": grant["epoch"]}
-        return orjson.dumps(head | self._members(grant, None, None) | {"performance": performance(self.exchange)})
+        """Answer the members of a page that ends where the group stands."""
+        head, at = grant["head_seq"], grant["committed_offset"]
+        page = {
+            "topic": self.topic,
+            "records": [],
+            "next_from_seq": at,
+            "head_seq": head,
+            "earliest_seq": grant["earliest_seq"],
+            "caught_up": at == head,
+            "tombstone": None,
+            "lag": head - at,
+            "epoch": grant["epoch"],
+        }
+        return orjson.dumps(page | self._members(grant, None, None) | {"performance": performance(self.exchange)})
 
 
 # ---- ack, reset --------------------------------------------------------------------------------------------------------------
@@ -217,9 +235,7 @@ class Reset(Route):
         command: Json = {"op": "group.reset", "topic": topic, "group": name}
         to = body.get("to")
         if isinstance(to, dict) and set(to) == {"timestamp_ms"}:
-            slot = self.context.reader.find(exchange.topic)
-            if slot is None:
-                raise errors.TopicNotFound(topic)
+            slot = place(self.context, exchange, topic)
             with reading(topic):
                 command["committed"] = self.context.reader.seq_at(slot, members.integer(to, "timestamp_ms"), self.context.now_ms) - 1
         else:
@@ -303,9 +319,7 @@ class Group(Route):
 async def lag(context: Context, exchange: Exchange, topic: str, group: Json) -> Json:
     """Count what a group has not settled up to its contiguous prefix: live records, their bytes, the age of the oldest in ms."""
     now_ms = context.now_ms
-    slot = context.reader.find(exchange.topic)
-    if slot is None:
-        raise errors.TopicNotFound(topic)
+    slot = place(context, exchange, topic)
     with reading(topic):
         records, size, oldest_ms = context.reader.live_after(slot, group["committed_offset"], now_ms, group["epoch"])
     return {"records": records, "bytes": size, "oldest_age_ms": max(now_ms - oldest_ms, 0) if records else 0}

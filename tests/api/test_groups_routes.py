@@ -10,6 +10,7 @@ import time
 import pytest
 
 from fakes.server import Server, answer, request
+from topicsd._native.reader import Busy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -205,3 +206,52 @@ def test_one_request_after_another_on_one_connection(server):
             line.sendall(request("POST", "/v0/topics/c14/groups/g/consume", {"timeout_seconds": 0, "limit": 1}))
         pages = [answer(line, held)[1] for _ in range(3)]
     assert [page["last_offset"] for page in pages] == [1, 2, None]
+
+
+def test_a_writer_that_dies_under_a_consume_is_a_503_never_a_500(server):
+    fill(server, "c15", 5)
+    consume(server, "c15")
+    statuses, over = set(), threading.Event()
+
+    def ask():
+        while not over.is_set():
+            for answered in (consume(server, "c15", timeout_seconds=1), server.ask("GET", "/v0/topics/c15/groups/g")):
+                statuses.add((answered[0], answered[1].get("error", {}).get("code")))
+
+    askers = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in askers:
+        thread.start()
+    for _ in range(3):
+        os.kill(server.children("writer")[-1], signal.SIGKILL)
+        time.sleep(0.1)  # the writer's death is noticed
+        server.until(lambda: server.ask("GET", "/v0/ready")[0] == 200)
+    over.set()
+    for thread in askers:
+        thread.join(20)
+    assert (200, None) in statuses and statuses <= {(200, None), (503, "not_ready")}
+
+
+def test_a_topic_table_that_is_made_again_is_a_503(run):
+    def away(_name):
+        raise Busy("not ready")
+
+    async def test(house):
+        house.backend.make("t")
+        house.context.reader.find = away
+        for method, path, body in (
+            ("POST", "/v0/topics/t/groups/g/consume", {}),
+            ("POST", "/v0/topics/t/groups/g/reset", {"to": {"timestamp_ms": 1}}),
+            ("POST", "/v0/topics/t/diff", {}),
+            ("GET", "/v0/topics/t", None),
+            ("POST", "/v0/topics/t", {"records": [{"data": 1}]}),
+        ):
+            assert (await house.ask(method, path, body)).error == (503, "not_ready")
+
+    run(test)
+
+
+def test_an_empty_consume_has_the_members_of_a_diff(server):
+    fill(server, "c16", 4)
+    full, empty = consume(server, "c16", start="latest", group="x")[1], server.ask("POST", "/v0/topics/c16/diff", {"from_seq": 4})[1]
+    assert {name: full[name] for name in empty if name != "performance"} == {name: empty[name] for name in empty if name != "performance"}
+    assert full["visibility_timeout_ms"] == 60_000

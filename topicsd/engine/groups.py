@@ -70,6 +70,7 @@ class Groups:
         group.expire(now_ms)
         grant = group.grantable(topic["earliest"], topic["head"], command["limit"])
         body: Json = {"epoch": topic["topic_id"], "committed_offset": group.committed, "created": created, "range": None}
+        body |= {"head_seq": topic["head"], "earliest_seq": topic["earliest"]}
         if grant is None:
             body["wait_ms"] = max(group.soonest_ms - now_ms, 0) if len(group.leases) else None
         else:
