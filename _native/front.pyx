@@ -565,15 +565,22 @@ cdef class Front:
             self.abort()
 
     def eof_received(self):
-        """Keep the connection while answers are due; a client that polls has most likely left."""
+        """Keep the connection while answers are due. A client that polls has most likely left: it gets what there is, as from Falcon."""
         if self.mode == MODE_LANE or self.mode == MODE_OPEN:
             self.half_closed = True
-            return self.lane.eof_received()
+            # Also between its answer and its word that it is idle: what came behind that request is answered before the end.
+            return self.lane.eof_received() or self.input.used > self.input_at
         if self.mode != MODE_HEAD:
             return False
         self.half_closed = True
         if self.first != NULL:
-            return not self.first.polling
+            if self.first.polling:
+                self.first.deadline_ns = 0
+                self.first.woken = True
+                self.hub.refresh()
+                self.hub.touch(self)
+                self.hub.deliver()
+            return self.first != NULL
         if self.input.used > self.input_at and not self.stalled:    # half a request will never be whole
             self.hub.refresh()
             self.say(self.hub.refusals.parser(400, "the body ended early"))

@@ -192,6 +192,7 @@ def test_a_poll_of_a_client_that_finished_sending_is_given_up(house):
     client = house.connect()
     client.send(request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":9999}'))
     assert not client.front.eof_received()
+    assert b'"records":[],"next_from_seq":3' in client.received() and client.transport.eof, "what there is, should it still read"
     client.front.connection_lost(None)
     assert house.hub.polling == 0 and house.shared.worker(house.ring)["inflight"] == 0
 
@@ -202,6 +203,17 @@ def test_a_client_that_finished_sending_gets_its_answers_and_then_the_end(house)
     assert client.front.eof_received()
     house.settle()
     assert len(firsts(client.received())) == 2 and client.transport.eof
+
+
+def test_what_stands_behind_a_request_of_the_lane_is_answered_however_late_the_end_is_told(house):
+    client = house.connect()
+    client.send(request(b"GET", b"/v0/topics") + APPEND)
+    client.lane.has_answered = True
+    assert client.front.eof_received()
+    client.lane.has_answered = False
+    house.settle()
+    received = client.received()
+    assert b"\r\n\r\nlane" in received and len(firsts(received)) == 1 and client.transport.eof
 
 
 def test_connection_close_ends_the_connection_behind_its_answer(house):

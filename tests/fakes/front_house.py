@@ -100,6 +100,7 @@ class Lane:
         self.front = front
         self.message = b""
         self.left = False
+        self.has_answered = False  # and has not said yet that it is idle
 
     def data_received(self, data: bytes) -> None:
         self.message += data
@@ -115,8 +116,9 @@ class Lane:
         self.left = True
 
     def eof_received(self) -> bool:
-        return True
+        return not self.has_answered
 
+    def client_has_finished(self) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
 
