@@ -136,6 +136,7 @@ cdef class Hub(Port):
 
     cdef int room_for(self, Buffer *buffer, uint64_t size) noexcept
     cdef void give_buffer(self, Buffer *buffer) noexcept
+    cdef bint leaving(self) noexcept nogil
     cdef Call *take_call(self) noexcept
     cdef void give_call(self, Call *call) noexcept
     cdef take_keys(self, keys)

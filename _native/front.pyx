@@ -167,6 +167,10 @@ cdef class Hub(Port):
         self.draining = True
         self.wake_all()
 
+    cdef bint leaving(self) noexcept nogil:
+        """Tell whether the server drains: the arbiter says so before its signal is here."""
+        return self.draining or load_acquire_64(&self.shared.r.control.draining) != 0
+
     # ---- calls
 
     cdef Call *take_call(self) noexcept:
@@ -855,7 +859,7 @@ cdef class Front:
             return HAND_ON
         if query.bytes and not flag_of(route, at + query.at, query.bytes, &flag):
             return HAND_ON
-        if hub.draining or load_acquire_64(&hub.shared.r.control.ready) == 0 or load_acquire_64(&hub.shared.r.control.draining):
+        if hub.leaving() or load_acquire_64(&hub.shared.r.control.ready) == 0:
             return HAND_ON
         if hub.key_count:
             key = hub.key_of(at + head.authorization.at, head.authorization.bytes)
@@ -985,7 +989,7 @@ cdef class Front:
         """Look whether a poll has its answer; then it is in `output` and the call is gone."""
         cdef Hub hub = self.hub
         cdef DiffResult result
-        cdef bint over = hub.draining or hub.now_ns >= call.deadline_ns
+        cdef bint over = hub.leaving() or hub.now_ns >= call.deadline_ns
         cdef bint ready = load_acquire_64(&hub.shared.r.control.ready) != 0
         cdef uint32_t slot = NO_SLOT
         cdef uint64_t begin
@@ -1166,7 +1170,7 @@ cdef class Front:
         to = put_u64(to, body_bytes)
         to = put_bytes(put_text(to, b"\r\nx-request-id: "), hub.asked.id, hub.asked.id_bytes)
         to = put_bytes(put_text(to, b"\r\n"), hub.common, hub.common_bytes)
-        if close or hub.draining:
+        if close or hub.leaving():
             self.closing = True
             to = put_text(to, b"Connection: close\r\n")
         to = put_text(to, b"\r\n")
@@ -1212,7 +1216,7 @@ cdef class Front:
         cdef uint64_t begin
         status, head, body = refusal
         ending = b"\r\n"
-        if call.close or hub.draining:
+        if call.close or hub.leaving():
             self.closing = True
             ending = b"Connection: close\r\n\r\n"
         hub.asked = call.asked

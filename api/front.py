@@ -156,7 +156,7 @@ class Lane(Connection):
             self._front.lane_closes()
 
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:
-        if self._half_closed and not self._front.waiting:
+        if self.worker.draining or (self._half_closed and not self._front.waiting):
             return True
         return bool(protocol.ASGIProtocol._will_close(self, request, response_requires_close))
 

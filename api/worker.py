@@ -112,6 +112,8 @@ class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:
         if self._half_closed and not self._held and not (self._callback_parser is not None and self._callback_parser.remaining()):
             return True  # no further request has come and none will
+        if self.worker.draining:
+            return True  # the arbiter's word counts before its signal is here
         return bool(super()._will_close(request, response_requires_close))
 
     async def _handle_websocket(self, request: Any, sockname: Any, peername: Any) -> None:
@@ -187,6 +189,11 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     def count(self, name: str, value: int) -> None:
         """Add to a counter of this worker's line in shared memory."""
         self.runtime.shared.add_worker(self.ring, name, value)
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether the server ends: the arbiter says so in shared memory before its signal is here."""
+        return bool((self.context is not None and self.context.draining) or self.runtime.shared.draining)
 
     # ---- start -----------------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from bodies.raw_requests import request
 from fakes.front_house import FrontHouse
+from topicsd.api.front import Lane
+from topicsd.api.worker import Connection, Worker
 
 JSON = b"Content-Type: application/json"
 BODY = b'{"records":[{"data":1}]}'
@@ -186,6 +189,34 @@ def test_polls_end_when_the_server_drains_and_their_connections_with_them(house)
     client.send(request(b"POST", b"/v0/topics/t/diff", JSON, body=b'{"from_seq":3,"wait_ms":9999}'))
     house.hub.end_polls()
     assert b"Connection: close\r\n" in client.received() and client.transport.eof
+
+
+def test_what_was_begun_before_the_arbiter_told_of_the_drain_is_the_last_answer_though_no_signal_has_come(house):
+    client = house.connect()
+    client.send(APPEND)
+    house.shared.draining = True
+    house.settle()
+    told = client.received()
+    assert firsts(told) == [4] and b"Connection: close\r\n" in told and client.transport.eof
+
+
+@pytest.mark.parametrize("told", ["in shared memory", "by the signal"])
+def test_falcons_door_announces_the_end_as_soon_as_it_refuses_for_it(told):
+    worker = Worker.__new__(Worker)
+    worker.alive, worker.nr, worker.max_requests = True, 0, 1 << 30
+    worker.context = SimpleNamespace(draining=False)
+    worker.runtime = SimpleNamespace(shared=SimpleNamespace(draining=False))
+    for door in (Connection, Lane):
+        line = door.__new__(door)
+        line.worker, line._keepalive, line._callback_parser, line._held, line._half_closed = worker, 60, None, [], False
+        going_on = SimpleNamespace(should_close=lambda: False)
+        worker.context.draining = worker.runtime.shared.draining = False
+        assert not line._will_close(going_on, False)
+        if told == "by the signal":
+            worker.context.draining = True
+        else:
+            worker.runtime.shared.draining = True
+        assert line._will_close(going_on, False)
 
 
 def test_a_poll_of_a_client_that_finished_sending_is_given_up(house):
