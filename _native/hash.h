@@ -8,12 +8,34 @@
 #ifndef XXH_NO_STREAM
 #define XXH_NO_STREAM
 #endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define XXH_DISPATCH_AVX2 1
+#define XXH_TARGET_AVX2 __attribute__((__target__("avx2")))
+#endif
 #include "xxhash.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
-static inline uint64_t xxh3_64(const void *bytes, size_t length) { return XXH3_64bits(bytes, length); }
+#define HASH_WIDE_BYTES_MIN 512u /* below, asking for AVX2 would not pay */
+
+#ifdef XXH_DISPATCH_AVX2
+/* The same value by AVX2, which is asked of the machine, not of the compiler. */
+static __attribute__((target("avx2"), noinline, unused)) uint64_t xxh3_64_wide(const void *bytes, size_t length)
+{
+    return XXH3_hashLong_64b_internal(bytes, length, XXH3_kSecret, sizeof(XXH3_kSecret), XXH3_accumulate_avx2, XXH3_scrambleAcc_avx2);
+}
+#endif
+
+static inline uint64_t xxh3_64(const void *bytes, size_t length)
+{
+#ifdef XXH_DISPATCH_AVX2
+    if (length >= HASH_WIDE_BYTES_MIN && __builtin_cpu_supports("avx2"))
+        return xxh3_64_wide(bytes, length);
+#endif
+    return XXH3_64bits(bytes, length);
+}
 
 static inline uint64_t xxh3_64_seeded(const void *bytes, size_t length, uint64_t seed)
 {

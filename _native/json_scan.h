@@ -4,8 +4,9 @@
  * scanner. `wrong` is the first byte that no valid text could have there (the end, when the text breaks off): the text before it
  * is the beginning of a valid one.
  *
- * Nothing reads at or past `end`: 16 bytes are loaded only below `vector_end`. A scanner whose vector_end is its begin takes the
- * portable path (so does a build without SSE2, or with TOPICSD_SCALAR): tests run both.
+ * Nothing reads at or past `end`: 16 bytes are loaded only below `vector_end`, 64 only below `wide_end`. A scanner whose vector_end
+ * is its begin takes the portable path (so does a build without SSE2, or with TOPICSD_SCALAR), one whose wide_end is its begin does
+ * without AVX2 (which is asked of the machine, not of the compiler): tests run all three.
  */
 #ifndef TOPICSD_JSON_SCAN_H
 #define TOPICSD_JSON_SCAN_H
@@ -15,9 +16,11 @@
 #include <string.h>
 
 #if defined(__SSE2__) && !defined(TOPICSD_SCALAR)
-#include <emmintrin.h>
+#include <immintrin.h>
 #define JSON_SSE2 1
 #endif
+
+enum json_path { JSON_WIDEST = 0, JSON_PORTABLE = 1, JSON_NARROW = 2 }; /* NARROW: SSE2, not AVX2 */
 
 #define JSON_DEPTH_MAX 128u /* the kinds of open containers are the bits of one unsigned __int128 */
 
@@ -32,7 +35,7 @@ enum json_why {
 };
 
 struct json_scanner {
-    const uint8_t *begin, *end, *vector_end;
+    const uint8_t *begin, *end, *vector_end, *wide_end;
     const uint8_t *wrong;
     int why;
     uint32_t depth_max;
@@ -41,11 +44,16 @@ struct json_scanner {
 #define JSON_LIKELY(x) __builtin_expect(!!(x), 1)
 #define JSON_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-static inline void json_begin(struct json_scanner *s, const uint8_t *text, size_t length, uint32_t depth_max, int scalar)
+static inline void json_begin(struct json_scanner *s, const uint8_t *text, size_t length, uint32_t depth_max, int path)
 {
     s->begin = text;
     s->end = text + length;
-    s->vector_end = scalar || length < 16 ? text : text + length - 15;
+    s->vector_end = path == JSON_PORTABLE || length < 16 ? text : text + length - 15;
+#ifdef JSON_SSE2
+    s->wide_end = path != JSON_WIDEST || length < 64 || !__builtin_cpu_supports("avx2") ? text : text + length - 63;
+#else
+    s->wide_end = text;
+#endif
     s->wrong = NULL;
     s->why = JSON_FINE;
     s->depth_max = depth_max < JSON_DEPTH_MAX ? depth_max : JSON_DEPTH_MAX;
@@ -154,6 +162,25 @@ static const uint8_t *json_utf8(struct json_scanner *s, const uint8_t *p)
     return p;
 }
 
+#ifdef JSON_SSE2
+/* Pass over the plain characters of a long string: stops at another one, or less than 64 bytes before the end. */
+static __attribute__((target("avx2"), noinline)) const uint8_t *json_run_wide(const uint8_t *p, const uint8_t *wide_end)
+{
+    const __m256i quote = _mm256_set1_epi8('"'), escape = _mm256_set1_epi8('\\'), space = _mm256_set1_epi8(0x20);
+    for (; p < wide_end; p += 64) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)p), high = _mm256_loadu_si256((const __m256i *)(p + 32));
+        __m256i stop_low = _mm256_or_si256(_mm256_cmpeq_epi8(low, quote), _mm256_cmpeq_epi8(low, escape));
+        __m256i stop_high = _mm256_or_si256(_mm256_cmpeq_epi8(high, quote), _mm256_cmpeq_epi8(high, escape));
+        stop_low = _mm256_or_si256(stop_low, _mm256_cmpgt_epi8(space, low)); /* signed, as below */
+        stop_high = _mm256_or_si256(stop_high, _mm256_cmpgt_epi8(space, high));
+        uint64_t mask = (uint32_t)_mm256_movemask_epi8(stop_low) | (uint64_t)(uint32_t)_mm256_movemask_epi8(stop_high) << 32;
+        if (mask)
+            return p + __builtin_ctzll(mask);
+    }
+    return p;
+}
+#endif
+
 /* `p` stands behind the opening quote. Returns the closing quote; sets *escaped when there was an escape. */
 static inline const uint8_t *json_string(struct json_scanner *s, const uint8_t *p, int *escaped)
 {
@@ -170,6 +197,8 @@ static inline const uint8_t *json_string(struct json_scanner *s, const uint8_t *
                 goto stopped;
             }
             p += 16;
+            if (p < s->wide_end)
+                p = json_run_wide(p, s->wide_end);
         }
 #endif
         while (p < s->end && *p != '"' && *p != '\\' && *p >= 0x20 && *p < 0x80)

@@ -28,7 +28,7 @@ cdef extern from "scan_impl.h" nogil:
     int topicsd_scan_check(const uint8_t *body, size_t length, uint32_t max_depth, int only_object, ScanError *error) noexcept
     uint64_t topicsd_encoded_bytes(const WriteRequest *request, uint32_t header_key_bytes) noexcept
     uint64_t topicsd_encode(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination) noexcept
-    int topicsd_scan_portable(int portable) noexcept
+    int topicsd_scan_path(int path) noexcept
 
 NODES_MAX = SCAN_NODES_MAX
 KEY_CHARACTERS_MAX = SCAN_KEY_CHARACTERS_MAX
@@ -384,6 +384,6 @@ def check_object(body, uint32_t max_depth=JSON_DEPTH_MAX) -> None:
     check(body, max_depth, True)
 
 
-def use_portable_path(bint portable) -> bool:
-    """Scan without SSE2 from now on, for tests. Returns what it was."""
-    return topicsd_scan_portable(portable) != 0
+def use_path(int path) -> int:
+    """Scan on another path from now on, for tests: 0 the widest of this machine, 1 portable, 2 SSE2 without AVX2. Returns the one before."""
+    return topicsd_scan_path(path)

@@ -387,9 +387,9 @@ int topicsd_scan_check(const uint8_t *body, size_t length, uint32_t max_depth, i
     return scan_end(&c, json_value(&c.json, json_space(&c.json, body), 0));
 }
 
-int topicsd_scan_portable(int portable)
+int topicsd_scan_path(int path)
 {
-    int before = topicsd_portable;
-    topicsd_portable = portable;
+    int before = topicsd_path;
+    topicsd_path = path;
     return before;
 }

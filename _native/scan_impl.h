@@ -134,7 +134,7 @@ int topicsd_scan_check(const uint8_t *body, size_t length, uint32_t max_depth, i
 uint64_t topicsd_encoded_bytes(const struct write_request *request, uint32_t header_key_bytes);
 uint64_t topicsd_encode(const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination);
 
-/* Tests: 1 takes the path without SSE2. Returns what it was. */
-int topicsd_scan_portable(int portable);
+/* Tests: take another path (enum json_path). Returns the one before. */
+int topicsd_scan_path(int path);
 
 #endif

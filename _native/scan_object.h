@@ -10,7 +10,7 @@
 #include "scan_impl.h"
 #include "scan_text.h"
 
-static int topicsd_portable; /* tests only */
+static int topicsd_path; /* enum json_path; tests only */
 
 struct scan_name { /* canonical, so that d\u0061ta is data */
     const uint8_t *at, *raw;
@@ -211,7 +211,7 @@ static void scan_begin(struct scan *c, const uint8_t *body, size_t length, uint3
     c->error = error;
     c->record = -1;
     c->request = request;
-    json_begin(&c->json, body, length, max_depth, topicsd_portable);
+    json_begin(&c->json, body, length, max_depth, topicsd_path);
     if (length > SCAN_BODY_BYTES_MAX) {
         struct scan_error *told = scan_complain(c, SCAN_BATCH_TOO_LARGE, NULL, "bytes");
         told->limit = SCAN_BODY_BYTES_MAX;

@@ -68,9 +68,9 @@ def main() -> None:
     for name, body in bodies.items():
         write = scan.parse_write(body, limits)
         scanned = best_s(lambda body=body: scan.parse_write(body, limits))  # type: ignore[misc]
-        before = scan.use_portable_path(True)
+        before = scan.use_path(1)
         portable = best_s(lambda body=body: scan.parse_write(body, limits))  # type: ignore[misc]
-        scan.use_portable_path(before)
+        scan.use_path(before)
         encoded = best_s(lambda write=write: write.encode())  # type: ignore[misc]
         copied = copy_s(len(body))
         rates = [len(body) / spent / 1e9 for spent in (scanned, portable, encoded, copied)]

@@ -101,3 +101,10 @@ def test_a_walk_stops_at_zeroes() -> None:
     raw = b"".join(frame.build_append([Record(b"%d" % n)], base_seq=n) for n in range(3))
 
     assert [one.base_seq for one in frame.walk(raw + bytes(200))] == [0, 1, 2]
+
+
+def test_a_hash_is_the_same_whatever_the_machine_has_for_it():
+    raw = bytes(range(256)) * 17
+    for size in (0, 1, 240, 241, 511, 512, 513, 1023, 1024, 1025, 4096, 4321):
+        for at in (0, 1, 7):
+            assert frame.hash64(raw[at : at + size]) == xxhash.xxh3_64_intdigest(raw[at : at + size])

@@ -1,4 +1,4 @@
-"""The scanner's syntax: RFC 8259 and UTF-8 as the standard library reads them, on both paths, never a byte past the end."""
+"""The scanner's syntax: RFC 8259 and UTF-8 as the standard library reads them, on all paths, never a byte past the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from oracle import json_oracle
 from topicsd._native import scan
 
 GUARDED = Guarded()
+PATHS = {"widest": 0, "portable": 1, "narrow": 2}
 
 
-@pytest.fixture(params=["sse2", "portable"], autouse=True)
+@pytest.fixture(params=["widest", "portable", "narrow"], autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = scan.use_portable_path(request.param == "portable")
+    before = scan.use_path(PATHS[request.param])
     yield
-    scan.use_portable_path(before)
+    scan.use_path(before)
 
 
 def wrong_at(body: bytes, depth_max: int = 128) -> int | None:
@@ -34,14 +35,14 @@ def wrong_at(body: bytes, depth_max: int = 128) -> int | None:
     return None
 
 
-def on_both_paths(body: bytes, depth_max: int = 128) -> int | None:
-    found = []
-    for portable in (False, True):
-        before = scan.use_portable_path(portable)
-        found.append(wrong_at(body, depth_max))
-        scan.use_portable_path(before)
-    assert found[0] == found[1], f"SSE2 says {found[0]}, the portable path {found[1]}"
-    return found[0]
+def on_all_paths(body: bytes, depth_max: int = 128) -> int | None:
+    found = {}
+    for name, number in PATHS.items():
+        before = scan.use_path(number)
+        found[name] = wrong_at(body, depth_max)
+        scan.use_path(before)
+    assert len(set(found.values())) == 1, found
+    return found["portable"]
 
 
 @pytest.mark.parametrize("body", VALID, ids=lambda body: repr(body[:40]))
@@ -135,7 +136,7 @@ values = st.recursive(
 def test_whatever_the_standard_library_writes_is_taken(value: object, ascii_only: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
 
-    assert on_both_paths(body) is None
+    assert on_all_paths(body) is None
 
 
 @given(values, st.booleans(), st.data())
@@ -148,17 +149,17 @@ def test_a_text_changed_anywhere_is_judged_as_the_oracle_does(value: object, asc
         )
         body[at : at + data.draw(st.integers(0, 2))] = what
 
-    offset = on_both_paths(bytes(body))
+    offset = on_all_paths(bytes(body))
 
     assert (offset is None) == json_oracle.is_valid(bytes(body))
     if offset is not None:
-        assert on_both_paths(bytes(body[:offset])) in (None, offset), "the text before the offset is the beginning of a valid one"
+        assert on_all_paths(bytes(body[:offset])) in (None, offset), "the text before the offset is the beginning of a valid one"
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_judged_as_the_oracle_does(body: bytes) -> None:
-    assert (on_both_paths(body) is None) == json_oracle.is_valid(body)
-    assert (on_both_paths(b'"' + body + b'"') is None) == json_oracle.is_valid(b'"' + body + b'"')
+    assert (on_all_paths(body) is None) == json_oracle.is_valid(body)
+    assert (on_all_paths(b'"' + body + b'"') is None) == json_oracle.is_valid(b'"' + body + b'"')
 
 
 @given(texts | st.text(max_size=20))
@@ -167,3 +168,13 @@ def test_canonical_text_is_that_of_the_oracle_and_reads_back(text: str) -> None:
 
     assert stored == json_oracle.canonical(text)
     assert json.loads(b'"' + stored + b'"') == text
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x1F, 0x20, 0x21, 0x22, 0x5C, 0x7F, 0x80, 0xC3, 0xFF])
+def test_each_place_of_a_long_string_is_looked_at(byte):
+    for size in (31, 64, 79, 200):
+        for place in range(size):
+            text = bytearray(b"a" * size)
+            text[place] = byte
+            body = b'["' + bytes(text) + b'"]'
+            assert (on_all_paths(body) is None) == json_oracle.is_valid(body), (size, place)

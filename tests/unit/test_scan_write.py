@@ -16,13 +16,14 @@ from oracle import json_oracle
 from topicsd._native import frame, scan
 
 GUARDED = Guarded(2 << 20)
+PATHS = {"widest": 0, "portable": 1, "narrow": 2}
 
 
-@pytest.fixture(params=["sse2", "portable"], autouse=True)
+@pytest.fixture(params=["widest", "portable", "narrow"], autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = scan.use_portable_path(request.param == "portable")
+    before = scan.use_path(PATHS[request.param])
     yield
-    scan.use_portable_path(before)
+    scan.use_path(before)
 
 
 def refusal(body: bytes, limits: scan.Limits | None = None) -> scan.BadRequest:
