@@ -13,6 +13,7 @@ cdef enum BatchKind:
     BATCH_DUPLICATE = 2     # a retry whose first try is still in flight: gets that one's answer
     BATCH_CALL = 3          # a command of the engine that is done and only waits for its frames to be synced
     BATCH_CEILING = 4       # a reserved ceiling that holds once it is synced
+    BATCH_LEASE = 7         # a queue's claim, ack, release, extend: what comes of it, and its answer, is queue_core's
     # A route's copies, or a hole instead of them (routes.pxd): `frame` is the Note, `token` the route's number, `place` its cursor before,
     # `cursor` the one behind, `started_ns` their ts, `answer_bytes` the hole's length.
     BATCH_COPIES = 5
@@ -25,6 +26,7 @@ cdef struct Batch:
     uint8_t kind
     uint8_t owned           # `frame` was malloc'ed here
     uint8_t waits           # must be synced before it is visible
+    uint8_t detached        # its descriptor was given back: the payload is a copy
     uint8_t durable         # class fsync: the answer says what the sync took
     uint8_t hashed          # body_xxh3 is known: its worker has told it (port.pxd)
     uint32_t slot

@@ -6,12 +6,12 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from topicsd._native.layout cimport frame_header, topic_config
+from topicsd._native.queue_door cimport QueueDoor
 from topicsd._native.routes cimport Route
-from topicsd._native.sequencer cimport Sequencer
 from topicsd._native.topics cimport Private
 
 
-cdef class EngineCore(Sequencer):
+cdef class EngineCore(QueueDoor):
     cdef Route *_route(self, uint32_t number) except NULL
     cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil
     cdef void _remember_again(self, uint32_t slot, Private *own) noexcept

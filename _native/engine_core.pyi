@@ -4,9 +4,9 @@ from typing import Any
 
 from topicsd._native.files import FileSystem
 from topicsd._native.log_walk import WalkReport
-from topicsd._native.sequencer import Sequencer
+from topicsd._native.queue_door import QueueDoor
 
-class EngineCore(Sequencer):
+class EngineCore(QueueDoor):
     """The sequencer with a door for the engine's commands."""
 
     def take_call(self) -> tuple[bytes, bool] | None: ...

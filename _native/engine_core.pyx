@@ -17,19 +17,19 @@ from topicsd._native.files cimport FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
-    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_ROUTER_CURSOR,
-    MATCH_NONE, NO_SLOT,
-    OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY,
+    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_LEASE, FRAME_MAGIC,
+    FRAME_ROUTER_CURSOR, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY,
+    TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY,
     TOPIC_LEASES_DURABLE, TOPIC_LOG, TOPIC_QUEUE, control, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
 from topicsd._native.order cimport order_build, order_insert, order_remove, order_reset
+from topicsd._native.queue_door cimport QueueDoor
 from topicsd._native.routes cimport (
     ROUTE_TEXT_MAX, Outlets, Route, forwarder_files, forwarder_queue, notes_delete, outlets_of, replay_cursors, route_add, route_change,
     route_of, route_remove,
 )
-from topicsd._native.sequencer cimport Sequencer
 from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
 )
@@ -47,7 +47,7 @@ DURABILITIES = ("ephemeral", "memory", "disk", "fsync")    # by enum durability_
 
 
 @cython.no_gc_clear
-cdef class EngineCore(Sequencer):
+cdef class EngineCore(QueueDoor):
     """The sequencer with a door for the engine's commands: one thread, the writer's (ARCHITECTURE section 1)."""
 
     # ---- commands of the engine ----------------------------------------------------------------------------------------------------------------
@@ -627,6 +627,11 @@ cdef int replay_visit(void *context, const frame_header *frame, uint64_t positio
     cdef int result
     if frame.type == FRAME_APPEND:
         result = (<EngineCore>context).replay_append(frame, place)
+        if result == 0:
+            (<EngineCore>context).replay_letter(frame)
+        return -1 if result < 0 else 0
+    if frame.type == FRAME_LEASE:
+        result = (<EngineCore>context).replay_lease(frame)
         return -1 if result < 0 else 0
     if frame.type == FRAME_ROUTER_CURSOR:
         return (<EngineCore>context)._replay_cursors(frame)

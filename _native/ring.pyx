@@ -9,6 +9,7 @@ from topicsd._native.atomics cimport (
 from topicsd._native.layout cimport (
     COMMAND_CALL, COMPLETION_PAYLOAD_MAX, DESCRIPTOR_SPILLED, DIRTY_ENTRIES, OUTCOME_UNKNOWN, RING_DATA_BYTES, RING_DESCRIPTORS, completion,
     control, submission)
+from topicsd._native.queue_wire cimport COMMAND_QUEUE_FIRST
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, RING_LIVE, Regions
 
 cdef extern from "ring.h" nogil:
@@ -89,6 +90,10 @@ cdef inline bint descriptor_room(Ring *ring, uint64_t data_bytes) noexcept nogil
             and ring.data_tail + data_bytes - ring.data_end[(ring.head_seen - 1) & RING_MASK] <= RING_DATA_BYTES)
 
 
+cdef inline bint answered_at_length(uint32_t kind) noexcept nogil:
+    return kind == <uint32_t>COMMAND_CALL or kind >= <uint32_t>COMMAND_QUEUE_FIRST
+
+
 cdef int ring_claim(Ring *ring, uint32_t size, uint32_t kind, uint8_t **destination) noexcept nogil:
     cdef uint64_t token, data_bytes
     cdef uint32_t spill = SPILL_NONE
@@ -96,7 +101,7 @@ cdef int ring_claim(Ring *ring, uint32_t size, uint32_t kind, uint8_t **destinat
         ring_abandon(ring)
     if size > RING_SPILL_ABOVE and size > ring.spill_slot_bytes:
         return RING_TOO_LARGE
-    if ring.free_count == 0 or (kind == <uint32_t>COMMAND_CALL and ring.calls == OUTSTANDING_CALLS_MAX):
+    if ring.free_count == 0 or (answered_at_length(kind) and ring.calls == OUTSTANDING_CALLS_MAX):
         return RING_FULL
     data_bytes = rounded(size) if size <= RING_SPILL_ABOVE else 0
     if not descriptor_room(ring, data_bytes):
@@ -104,14 +109,14 @@ cdef int ring_claim(Ring *ring, uint32_t size, uint32_t kind, uint8_t **destinat
         if not descriptor_room(ring, data_bytes):
             return RING_FULL
     token = (ring.sequence + 1) << TOKEN_SEQUENCE_BITS | ring.free_indices[ring.free_count - 1]
-    if kind == <uint32_t>COMMAND_CALL:
+    if answered_at_length(kind):
         token |= TOKEN_CALL
     if size > RING_SPILL_ABOVE and spill_claim(ring, token, &spill) != 0:
         return RING_FULL
     fault_point()
     ring.sequence += 1
     ring.free_count -= 1
-    ring.calls += kind == <uint32_t>COMMAND_CALL
+    ring.calls += answered_at_length(kind)
     ring.claimed_token = token
     ring.claimed_bytes = size
     ring.claimed_kind = kind

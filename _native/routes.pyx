@@ -11,17 +11,18 @@ from topicsd._native.frame cimport (
     align8, append_first, entry_bytes, entry_data, entry_meta, entry_next, entry_node, entry_tag,
 )
 from topicsd._native.index cimport index_append, index_at, index_hole_reason
+from topicsd._native.jobs cimport jobs_added
 from topicsd._native.layout cimport (
-    CLASS_EPHEMERAL, DISCARD_REJECT, ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, FRAME_APPEND, FRAME_FLAG_KEY,
-    FRAME_HEADER_BYTES, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_DROP_NODE, INDEX_DROP_TAG, INDEX_HOLE, INDEX_HOPS_MAX,
-    INDEX_HOPS_SHIFT, INDEX_ORIGIN, INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, LOSS_SOURCE_TRIM, MATCH_EQ, MATCH_NONE,
-    POSITION_BITS, POSITION_MASK, SOURCE_EPHEMERAL, entry_ext, frame_header, index_entry, key_section, record_entry, topic_slot,
+    CLASS_EPHEMERAL, DISCARD_REJECT, ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, FRAME_APPEND, FRAME_FLAG_KEY, FRAME_HEADER_BYTES,
+    FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_DROP_NODE, INDEX_DROP_TAG, INDEX_HOLE, INDEX_HOPS_MAX, INDEX_HOPS_SHIFT, INDEX_ORIGIN,
+    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, LOSS_SOURCE_TRIM, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
+    SOURCE_EPHEMERAL, TOPIC_QUEUE, entry_ext, frame_header, index_entry, key_section, record_entry, topic_slot,
 )
 from topicsd._native.maps cimport MAPS_MAX, guarded_copy, map_at, maps_drop_all, maps_init, maps_refresh
 from topicsd._native.slabs cimport SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
 from topicsd._native.table cimport slot_lock, slot_unlock
 from topicsd._native.tags cimport tags_add, tags_new
-from topicsd._native.topics cimport Core, Private, came_in, entries_room, expire, leave_hole, private_of
+from topicsd._native.topics cimport Core, Private, came_in, entries_room, expire, jobs_of, leave_hole, private_of
 
 cdef enum:
     COPY_KEEPS = 0xF0000 | 0x74    # hops, TAGGED, DROP_NODE, DROP_TAG, ORIGIN: marks that a copy of a copy inherits
@@ -801,7 +802,7 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
     cdef index_entry *out
     cdef uint64_t bytes = 0
     cdef uint32_t number
-    if own == NULL or entries_room(core, count) != 0:
+    if own == NULL or entries_room(core, count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, route.dest) == NULL):
         return -1
     for number in range(count):
         out = &core.entries[number]
@@ -824,6 +825,8 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
         _note_copies(forwarder, route.dest, <Outlets *>own.outlets, note, count, base)
     route.forwarded += count
     forwarder.copies += count
+    if topic.config.type == TOPIC_QUEUE:
+        jobs_added(own.jobs, count)
     came_in(core, route.dest, own, base, count, bytes, ts)
     return 0
 

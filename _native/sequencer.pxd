@@ -18,7 +18,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from topicsd._native.batch cimport Batch, Queue
-from topicsd._native.layout cimport frame_header, topic_slot
+from topicsd._native.layout cimport completion, frame_header, topic_slot
 from topicsd._native.log cimport Shard
 from topicsd._native.routes cimport Forwarder, Gathered, Route, Step
 from topicsd._native.topics cimport Core, Private
@@ -53,6 +53,7 @@ cdef class Sequencer:
     cdef Queue held                 # published in a source, answered once the copies are on their way
     cdef bint forwarding            # a turn of the forwarder is on: it flushes by itself
     cdef dict routed_hints          # replay: route -> (cursor, copies) from frames that stood before its own
+    cdef int64_t wake_at_ms         # monotonic: a turn is due then, whatever the rings say
 
     cdef void finish(self, Batch *batch, uint32_t outcome) noexcept nogil
     cdef void _done(self, int ring, uint64_t cursor) noexcept nogil
@@ -94,3 +95,12 @@ cdef class Sequencer:
     cdef void _sync_shard(self, Shard shard) noexcept
     cdef int replay_append(self, const frame_header *frame, uint64_t position) noexcept nogil
     cdef uint32_t _slot_of(self, uint64_t topic_id) noexcept nogil
+
+    # ---- queues: overridden in queue_core.pyx
+    cdef void queue_command(self, Batch *batch, uint32_t kind, const uint8_t *payload, uint32_t payload_bytes) noexcept nogil
+    cdef void queue_turn(self) noexcept nogil                                   # what is due now, before the group is flushed
+    cdef void queue_publish(self, Batch *batch) noexcept nogil                  # its frame counts: do what it says, answer
+    cdef void queue_failed(self, Batch *batch) noexcept nogil                   # its frame does not count: take back what it has done
+    cdef const uint8_t *queue_answer(self, Batch *batch, completion *answer) noexcept nogil
+    cdef uint64_t queue_waiting(self) noexcept nogil                            # batches that wait for Python
+    cdef void queue_ring_gone(self, int ring) noexcept nogil

@@ -12,8 +12,8 @@ from topicsd._native.atomics cimport (
     and_64, clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64, store_seq_cst_64,
 )
 from topicsd._native.batch cimport (
-    BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_COPIES, BATCH_CURSOR, BATCH_DUPLICATE, TOKEN_ROUTED, Batch, Queue, free_owned, key_of,
-    queue_at, queue_length, queue_open, queue_push,
+    BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_COPIES, BATCH_CURSOR, BATCH_DUPLICATE, BATCH_LEASE, TOKEN_ROUTED, Batch, Queue, free_owned,
+    key_of, queue_at, queue_length, queue_open, queue_push,
 )
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
 from topicsd._native.durable cimport durable_look
@@ -30,6 +30,7 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
 from topicsd._native.port cimport FRAME_FLAG_TOLD
+from topicsd._native.queue_wire cimport COMMAND_QUEUE_FIRST, COMMAND_QUEUE_LAST
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
 from topicsd._native.routes cimport (
     CURSOR_HOLE, GATHER_RECORDS_MAX, Forwarder, Gathered, Note, Outlets, Route, Step, cursor_head, cursor_row, fitting, forwarder_close,
@@ -73,6 +74,7 @@ cdef class Sequencer:
         self.bytes_max = bytes_max
         self.failed = {}
         self.keys_max = keys_max
+        self.wake_at_ms = <int64_t>1 << 40
         for number in range(self.shard_count):
             self.shard[number] = <void *>(<Shard>shards[number])
             (<Shard>shards[number]).attach(&shared.r.control.shards[number], shared.r.files + number * LOG_FILES_MAX)
@@ -154,10 +156,13 @@ cdef class Sequencer:
             answer.status = OUTCOME_JSON
             answer.payload_bytes = batch.answer_bytes
             payload = batch.answer
+        elif batch.kind == BATCH_LEASE:
+            payload = self.queue_answer(batch, &answer)
         completion_push(&self.core.regions.rings[batch.ring], &answer, payload)
         self.core.bells |= <uint64_t>1 << batch.ring
         free_owned(batch)
-        self._done(batch.ring, batch.cursor)
+        if not batch.detached:
+            self._done(batch.ring, batch.cursor)
 
     cdef void _done(self, int ring, uint64_t cursor) noexcept nogil:
         cdef uint8_t *done = self.done[ring]
@@ -418,6 +423,9 @@ cdef class Sequencer:
         if batch.kind == BATCH_COPIES or batch.kind == BATCH_CURSOR:
             self._publish_copies(batch)
             return
+        if batch.kind == BATCH_LEASE:
+            self.queue_publish(batch)
+            return
         section = key_of(batch.frame)
         entry = NULL
         if section != NULL and own != NULL and own.dedupe != NULL:
@@ -455,6 +463,9 @@ cdef class Sequencer:
             return
         if batch.kind == BATCH_COPIES or batch.kind == BATCH_CURSOR:
             self._fail_copies(batch, topic)
+            return
+        if batch.kind == BATCH_LEASE:
+            self.queue_failed(batch)
             return
         if batch.kind == BATCH_APPEND:
             topic.next_seq = batch.first_seq
@@ -535,7 +546,7 @@ cdef class Sequencer:
                 while queue.end != queue.first:
                     queue.end -= 1
                     batch = queue_at(queue, queue.end)
-                    if batch.kind == BATCH_APPEND and batch.place >> POSITION_BITS == <uint64_t>number:
+                    if (batch.kind == BATCH_APPEND or batch.kind == BATCH_LEASE) and batch.place >> POSITION_BITS == <uint64_t>number:
                         with gil:
                             self._note_failed(number, batch.place & POSITION_MASK)
                     elif batch.kind == BATCH_COPIES:    # it waited, so its frame has one row
@@ -872,6 +883,30 @@ cdef class Sequencer:
         self.failed.setdefault(number, []).append(position)
         return 0
 
+    # ---- queues: a sequencer without them ------------------------------------------------------------------------------------------------
+
+    cdef void queue_command(self, Batch *batch, uint32_t kind, const uint8_t *payload, uint32_t payload_bytes) noexcept nogil:
+        batch.slot = NO_SLOT
+        self.finish(batch, OUTCOME_UNKNOWN)
+
+    cdef void queue_turn(self) noexcept nogil:
+        pass
+
+    cdef void queue_publish(self, Batch *batch) noexcept nogil:
+        abort()
+
+    cdef void queue_failed(self, Batch *batch) noexcept nogil:
+        abort()
+
+    cdef const uint8_t *queue_answer(self, Batch *batch, completion *answer) noexcept nogil:
+        return NULL
+
+    cdef uint64_t queue_waiting(self) noexcept nogil:
+        return 0
+
+    cdef void queue_ring_gone(self, int ring) noexcept nogil:
+        pass
+
     # ---- the turn --------------------------------------------------------------------------------------------------------------------------
 
     cdef int turn_rings(self) noexcept nogil:
@@ -911,15 +946,18 @@ cdef class Sequencer:
                     batch.frame = <frame_header *>payload
                     batch.answer_bytes = entry.bytes
                     queue_push(&self.calls, &batch)
+                elif entry.kind >= COMMAND_QUEUE_FIRST and entry.kind <= COMMAND_QUEUE_LAST:
+                    self.queue_command(&batch, entry.kind, payload, entry.bytes)
                 else:
                     batch.slot = NO_SLOT
                     self.finish(&batch, OUTCOME_OK)
+        self.queue_turn()
         self.flush_group()
         self._end_turn()
         if self.forwarder.queue_first != self.forwarder.queue_end:    # what no answer waits for
             self.forward(FORWARD_A_SLICE)
             self._end_turn()
-        return <int>queue_length(&self.calls)
+        return <int>(queue_length(&self.calls) + self.queue_waiting())
 
     cdef void _end_turn(self) noexcept nogil:
         cdef Regions *r = self.core.regions
@@ -953,7 +991,9 @@ cdef class Sequencer:
                     break
                 if self.forwarder.queue_first != self.forwarder.queue_end:
                     continue
-                writer_sleep_unless(r, seen, left_ns)
+                left_ns = min(until_mono_ms, self.wake_at_ms) * 1000000 - <int64_t>clock_mono_ns()
+                if left_ns > 0:
+                    writer_sleep_unless(r, seen, left_ns)
         return waiting
 
     def turn(self, uint64_t wall_ms, int64_t mono_ms):
@@ -979,6 +1019,7 @@ cdef class Sequencer:
             if load_acquire_64(&r.rings[ring].state) != <uint64_t>RING_DEAD or self.taken[ring] != self.released[ring]:
                 continue
             with nogil:
+                self.queue_ring_gone(ring)
                 ring_release(&r.rings[ring], self.released[ring])
                 self._forget_watcher(ring)
             if ring_dead_drained(&r.rings[ring]):

@@ -13,6 +13,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from topicsd._native.dedupe cimport Dedupe
 from topicsd._native.durable cimport DurableHeads
 from topicsd._native.ephemeral cimport Arena, ChunkList
+from topicsd._native.jobs cimport Jobs
 from topicsd._native.layout cimport frame_header, index_entry, topic_slot
 from topicsd._native.regions cimport Regions
 from topicsd._native.tags cimport Tags
@@ -21,6 +22,7 @@ cdef struct Private:            # the writer's own memory of one topic
     Dedupe *dedupe
     Tags *tags
     ChunkList chunks
+    Jobs *jobs                  # of a queue, NULL until it has a record
     int64_t written_ms          # monotonic: last write, for lowering an idle ceiling
     uint64_t last_position      # replay: of the last frame that names it
     uint8_t raised              # stands in the list of topics whose ceiling is above their head
@@ -37,6 +39,8 @@ cdef struct Core:
     uint64_t bells              # ring slots to ring at the end of the turn, a bit each
     uint64_t wall_ms            # of this turn
     int64_t mono_ms
+    uint32_t *timed_queues      # slots of queues that have leases or delays
+    uint32_t timed_queues_used, timed_queues_room
     bint replaying              # records expire by floor frames alone: the ttl of then is not known
     # Set by routes.pxd: who routes, called when a batch has come into a topic with outlets, and when a topic goes.
     void *forwarder
@@ -57,6 +61,11 @@ cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil
 cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil
 cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const uint8_t *tag, uint32_t tag_bytes,
                               uint64_t before_seq) noexcept nogil
+# Of `seqs`, ascending, delete the live ones; returns how many.
+cdef uint64_t delete_seqs(Core *core, uint32_t slot, const uint64_t *seqs, uint32_t count) noexcept nogil
+# A queue's work state, made when there is none yet (NULL: memory is short); and after each change of it: counters shown, timers noted.
+cdef Jobs *jobs_of(Core *core, uint32_t slot) noexcept nogil
+cdef void jobs_changed(Core *core, uint32_t slot) noexcept nogil
 cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t cap_lost) noexcept nogil
 cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reason) noexcept nogil
 cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil

@@ -6,6 +6,7 @@ from topicsd._native.dedupe cimport dedupe_free
 from topicsd._native.durable cimport durable_close, durable_moved, durable_open
 from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
 from topicsd._native.index cimport index_append, index_at, index_hole, index_hole_reason, index_trim
+from topicsd._native.jobs cimport Jobs, jobs_free, jobs_gone, jobs_gone_below, jobs_new, jobs_published, jobs_show
 from topicsd._native.layout cimport (
     DISCARD_REJECT, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
     INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, TOPIC_QUEUE, entry_ext, key_section, record_entry,
@@ -36,6 +37,8 @@ cdef void core_close(Core *core) noexcept nogil:
     free(core.privates)
     free(core.entries)
     durable_close(&core.durable)
+    free(core.timed_queues)
+    core.timed_queues = NULL
     core.privates = NULL
     core.entries = NULL
 
@@ -48,6 +51,7 @@ cdef Private *private_of(Core *core, uint32_t slot) noexcept nogil:
 
 cdef void private_drop(Core *core, uint32_t slot) noexcept nogil:
     cdef Private *own = core.privates[slot]
+    cdef uint32_t place
     if own == NULL:
         return
     if core.forget_topic != NULL:
@@ -56,6 +60,13 @@ cdef void private_drop(Core *core, uint32_t slot) noexcept nogil:
     if own.tags != NULL:
         tags_free(own.tags)
     arena_drop(&core.arena, core.regions, &own.chunks)
+    if own.jobs != NULL and own.jobs.listed:
+        for place in range(core.timed_queues_used):
+            if core.timed_queues[place] == slot:
+                core.timed_queues_used -= 1
+                core.timed_queues[place] = core.timed_queues[core.timed_queues_used]
+                break
+    jobs_free(own.jobs)
     free(own)
     core.privates[slot] = NULL
 
@@ -108,7 +119,7 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
     cdef uint64_t bytes = 0, seq = frame.base_seq
     cdef uint32_t number
     cdef bint tagged = False
-    if own == NULL or entries_room(core, frame.count) != 0:
+    if own == NULL or entries_room(core, frame.count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, slot) == NULL):
         return -1
     for number in range(frame.count):
         out = &core.entries[number]
@@ -127,6 +138,9 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
         _index_tags(own, frame)
     if own.outlets != NULL:
         core.note_batch(core, slot, frame)
+    if own.jobs != NULL and jobs_published(own.jobs, frame, core.mono_ms,
+                                           <int64_t>core.wall_ms - <int64_t>frame.ts if core.replaying else 0) != 0:
+        return -1
     came_in(core, slot, own, seq, frame.count, bytes, frame.ts)
     return 0
 
@@ -151,9 +165,9 @@ cdef void came_in(Core *core, uint32_t slot, Private *own, uint64_t first_seq, u
     store_relaxed_64(&topic.bytes, topic.bytes + bytes)
     store_relaxed_64(&topic.last_write_ms, ts)
     _count_live(core, <int64_t>count, <int64_t>bytes)
-    if topic.config.type == TOPIC_QUEUE:
-        store_relaxed_64(&topic.queue_ready, topic.queue_ready + count)
     store_release_64(&topic.head, first_seq + count - 1)
+    if own.jobs != NULL:
+        jobs_changed(core, slot)
     if topic.config.ttl_ms and not core.replaying:    # what time has taken is lost to time, not to the caps
         expire(core, slot, core.wall_ms, <uint64_t>-1)
     evict(core, slot)
@@ -238,11 +252,19 @@ cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
     store_release_64(&topic.earliest, target)
 
 
+cdef inline void _job_gone(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
+    cdef Private *own
+    if topic.config.type == TOPIC_QUEUE:
+        own = core.privates[topic - core.regions.table]
+        if own != NULL and own.jobs != NULL:
+            jobs_gone(own.jobs, seq)
+            jobs_show(own.jobs, topic)
+
+
 cdef void _remove_first(Core *core, topic_slot *topic, index_entry *entry) noexcept nogil:
     store_relaxed_64(&topic.count, topic.count - 1)
     store_relaxed_64(&topic.bytes, topic.bytes - entry.bytes)
-    if topic.config.type == TOPIC_QUEUE and topic.queue_ready:
-        store_relaxed_64(&topic.queue_ready, topic.queue_ready - 1)
+    _job_gone(core, topic, topic.earliest)
     _count_live(core, -1, -<int64_t>entry.bytes)
     _advance(core, topic, topic.earliest + 1)
 
@@ -334,8 +356,9 @@ cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noex
         freed = topic.bytes - bytes
     store_relaxed_64(&topic.count, topic.count - deleted)
     store_relaxed_64(&topic.bytes, topic.bytes - freed)
-    if topic.config.type == TOPIC_QUEUE:
-        store_relaxed_64(&topic.queue_ready, topic.queue_ready - min(deleted, topic.queue_ready))
+    if core.privates[slot] != NULL and core.privates[slot].jobs != NULL:
+        jobs_gone_below(core.privates[slot].jobs, before_seq, deleted)
+        jobs_show(core.privates[slot].jobs, topic)
     _count_live(core, -<int64_t>deleted, -<int64_t>freed)
     _advance(core, topic, before_seq)
     _trim(core, slot)
@@ -361,6 +384,7 @@ cdef int _delete_one(void *context, uint64_t seq) noexcept nogil:
     entry.flags |= INDEX_DELETED
     deletion.deleted += 1
     deletion.freed += entry.bytes
+    _job_gone(deletion.core, topic, seq)
     return 1
 
 
@@ -382,16 +406,60 @@ cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const ui
         tags_prefix(own.tags, tag, tag_bytes, _delete_one, &deletion)
     if deletion.deleted == 0:
         return 0
+    _deleted(core, slot, &deletion)
+    return deletion.deleted
+
+
+cdef void _deleted(Core *core, uint32_t slot, const Deletion *deletion) noexcept nogil:
+    cdef topic_slot *topic = &core.regions.table[slot]
     store_relaxed_64(&topic.count, topic.count - deletion.deleted)
     store_relaxed_64(&topic.bytes, topic.bytes - deletion.freed)
     store_relaxed_64(&topic.deleted_in_index, topic.deleted_in_index + deletion.deleted)
-    if topic.config.type == TOPIC_QUEUE:
-        store_relaxed_64(&topic.queue_ready, topic.queue_ready - min(deletion.deleted, topic.queue_ready))
     _count_live(core, -<int64_t>deletion.deleted, -<int64_t>deletion.freed)
     _advance(core, topic, topic.earliest)
     _trim(core, slot)
     wake_watchers(core, slot)
+
+
+cdef uint64_t delete_seqs(Core *core, uint32_t slot, const uint64_t *seqs, uint32_t count) noexcept nogil:
+    cdef Deletion deletion
+    cdef uint32_t number
+    memset(&deletion, 0, sizeof(deletion))
+    deletion.core = core
+    deletion.topic = &core.regions.table[slot]
+    deletion.before_seq = <uint64_t>-1
+    for number in range(count):
+        _delete_one(&deletion, seqs[number])
+    if deletion.deleted:
+        _deleted(core, slot, &deletion)
     return deletion.deleted
+
+
+# ---- queues -----------------------------------------------------------------------------------------------------------------
+
+
+cdef Jobs *jobs_of(Core *core, uint32_t slot) noexcept nogil:
+    cdef Private *own = private_of(core, slot)
+    if own != NULL and own.jobs == NULL:
+        own.jobs = jobs_new()
+    return own.jobs if own != NULL else NULL
+
+
+cdef void jobs_changed(Core *core, uint32_t slot) noexcept nogil:
+    cdef Jobs *jobs = core.privates[slot].jobs
+    cdef uint32_t *wider
+    jobs_show(jobs, &core.regions.table[slot])
+    if jobs.timed.length == 0 or jobs.listed:
+        return
+    if core.timed_queues_used == core.timed_queues_room:
+        wider = <uint32_t *>realloc(core.timed_queues, (core.timed_queues_room * 2 + 64) * sizeof(uint32_t))
+        if wider == NULL:
+            return    # noted at its next change
+        core.timed_queues = wider
+        core.timed_queues_room = core.timed_queues_room * 2 + 64
+    core.timed_queues[core.timed_queues_used] = slot
+    core.timed_queues_used += 1
+    jobs.listed = 1
 
 
 cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reason) noexcept nogil:

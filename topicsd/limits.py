@@ -86,6 +86,11 @@ STREAM_END_S_MAX = 2.0  # a stream that was closed has so long to take its last 
 
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
+DELAY_MS_MAX = 86_400_000  # of a nack
+CLAIM_WAIT_MS_MAX = 30_000  # a waiting claim is cut here, as a long poll is
+DEAD_LETTER_RETRY_MS = 500  # between two tries to move dead letters that found no room
+REDRIVE_EXAMINED_MAX = 10_000  # letters that one redrive looks at: it holds the writer up
+REDRIVE_LIMIT = 1000
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1  # stored as given, clamped to ±1000 where it is used
 
 # --- processes -----------------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Store:
         engine_options = options.engine
         self.sequencer = EngineCore(shared, self.shards, options.ephemeral_bytes_max, engine_options.bytes_max, options.keys_max)
         self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
+        self.engine.queues.open_reader(shared, directory)
 
     # ---- open ----------------------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Store:
         self._start_shards(reports)
         self.engine.id_ceiling = self._reserve_ids(self.engine.next_topic_id)
         recovery.log_holes(self.engine, holes)
+        self.engine.queues.recover()
         self.sequencer.build_order()
         self.found = replayer.found
         self.sequencer.sync()

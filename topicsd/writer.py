@@ -115,6 +115,7 @@ class Loop:
             answer, wait_slot = self._answer(call[0])
             if answer is not None:
                 self.sequencer.answer_call(json.dumps(answer, separators=(",", ":")).encode(), wait_slot)
+        self.engine.queues.serve()
         self.sequencer.end_turn()
 
     def _answer(self, text: bytes) -> tuple[dict[str, Any] | None, int | None]:

@@ -12,6 +12,7 @@ from topicsd.clock import Clock
 from topicsd.engine import frames
 from topicsd.engine.groups import Groups
 from topicsd.engine.routers import Routers
+from topicsd.engine.queues import Queues
 from topicsd.engine.sections import Section
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
@@ -60,6 +61,7 @@ class Engine:
         self.sections: list[Section] = []  # what a snapshot keeps besides topics and segments; each registers itself
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
+        self.queues = Queues(self)
         self.sections.append(self.groups)
         self._reserve_ids = reserve_ids
         self.routers = Routers(self)
@@ -73,6 +75,7 @@ class Engine:
             "router.get": lambda command: Answer(self.routers.get(command["router"])),
             "router.list": lambda command: Answer(self.routers.page(command)),
             "router.delete": self._delete_router,
+            **self.queues.commands(),
         }
 
     # ---- the door ------------------------------------------------------------------------------------------------------------
@@ -270,6 +273,7 @@ class Engine:
                 self.timed_members.discard((slot, topic_id))
         for slot in self.sequencer.idle_ceilings(mono_ms, CEILINGS_LOWERED_MAX):
             self._lower_ceiling(slot)
+        self.queues.tick()
 
     def settle_time(self, slot: int, records_max: int = 1 << 62) -> None:
         """Expire what is due and make a floor that time has moved durable: a clock that steps back brings nothing back."""

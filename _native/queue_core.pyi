@@ -1,0 +1,4 @@
+from topicsd._native.sequencer import Sequencer
+
+class QueueCore(Sequencer):
+    """The sequencer's queues; Python reaches them through QueueDoor."""

@@ -1,0 +1,24 @@
+# What the engine's Python does with queues: replay of lease frames, timers, dead letters on their way (topicsd/engine/queues.py).
+#
+# Same thread, same words, same rules as queue_core.pxd. Replay makes the same work state that the writer had, without its clock: a lease's
+# deadline is counted from its frame's wall clock, and expiries are not in the log; `open_queues` lets everything end that is due.
+#
+# A record that was moved to another topic names its origin in its append's idempotency key (struct letter_key). Replay collects those in
+# `letters`; what is still live in its old topic when the walk is over was cut off between its two frames.
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from topicsd._native.batch cimport Queue
+from topicsd._native.jobs cimport Job, Jobs
+from topicsd._native.layout cimport frame_header, topic_slot
+from topicsd._native.queue_core cimport QueueCore
+from topicsd._native.queue_wire cimport lease_body
+
+
+cdef class QueueDoor(QueueCore):
+    cdef Queue letters            # of batches: topic_id, first_seq, the verb in flags
+
+    cdef uint32_t _apply_settle(self, Jobs *jobs, Job *job, const lease_body *body, int64_t due_ms) noexcept nogil
+    cdef bint _is_live(self, const topic_slot *topic, uint64_t seq) noexcept nogil
+    cdef uint64_t _remove(self, uint32_t slot, uint8_t verb, const uint64_t *seqs, uint32_t count) noexcept nogil
+    cdef int replay_lease(self, const frame_header *frame) noexcept nogil
+    cdef int replay_letter(self, const frame_header *frame) noexcept nogil

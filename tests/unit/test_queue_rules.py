@@ -1,0 +1,379 @@
+"""Queues by the rules of A §10 and D §10, one rule a test, on the engine as a library and a fake clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.library import Library
+from fakes.workers import Workers
+from oracle.model import Refused
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def library(tmp_path: Path, clock: FakeClock) -> Iterator[Library]:
+    opened = Library(str(tmp_path / "data"), clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def workers(library: Library) -> Workers:
+    return Workers(library)
+
+
+def fill(library: Library, queue: str, count: int, **config: Any) -> None:
+    if library.sequencer.find(queue.encode()) is None:
+        library.put(queue, type="queue", **config)
+    library.append(queue, [{"data": n} for n in range(1, count + 1)])
+
+
+def seqs(jobs: list[dict[str, Any]]) -> list[int]:
+    return [job["$seq"] for job in jobs]
+
+
+def test_a_claim_leases_the_oldest_jobs_and_shows_them(library: Library, workers: Workers, clock: FakeClock) -> None:
+    library.put("q", type="queue")
+    library.append("q", [{"data": {"a": 1}, "tag": "t", "meta": {"k": "v"}}, {"data": 2}, {"data": 3}])
+
+    jobs = workers.claim("q", "w1", 2, 10_000)
+
+    assert [(job["$seq"], job["data"], job["deliveries"]) for job in jobs] == [(1, {"a": 1}, 1), (2, 2, 1)]
+    assert (jobs[0]["$tag"], jobs[0]["meta"]) == ("t", {"k": "v"})
+    assert jobs[0]["deadline"] == clock.wall_ms() + 10_000
+    assert jobs[0]["lease_id"] != jobs[1]["lease_id"]
+    assert workers.counters("q") == (1, 2, 0)
+
+
+def test_an_ack_deletes_for_good_and_counts_each_seq_once(library: Library, workers: Workers) -> None:
+    fill(library, "q", 3)
+    workers.claim("q", "w", 3)
+
+    answer = workers.ack("q", "w", [1, 1, 3, 9])
+
+    assert (answer["done"], answer["skipped"], answer["ready"], answer["in_flight"]) == (2, [1, 9], 0, 1)
+    assert [record["$seq"] for record in library.read_all("q")[0]] == [2]
+    library.kill()
+    assert [record["$seq"] for record in library.read_all("q")[0]] == [2]
+
+
+def test_an_ack_by_another_node_or_with_a_stale_lease_is_skipped(library: Library, workers: Workers) -> None:
+    fill(library, "q", 1)
+    [first] = workers.claim("q", "w1")
+    assert workers.ack("q", "w2", [1])["skipped"] == [1]
+    workers.nack("q", "w1", [1])
+    [second] = workers.claim("q", "w1")
+
+    assert workers.ack("q", "w1", [1], [first["lease_id"]])["skipped"] == [1]
+    assert workers.ack("q", "w1", [1], [second["lease_id"]])["done"] == 1
+
+
+def test_a_lease_ends_after_its_deadline_and_not_at_it(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w1", 1, 500)
+    clock.advance(500)
+    assert workers.counters("q") == (0, 1, 0)
+    clock.advance(1)
+    assert workers.counters("q") == (1, 0, 0)
+
+
+def test_an_expired_lease_can_not_be_acked_or_extended_though_nobody_has_claimed_the_job_again(
+    library: Library, workers: Workers, clock: FakeClock
+) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w1", 1, 500)
+    clock.advance(501)
+    assert workers.extend("q", "w1", [1], 1000)["skipped"] == [1]
+    assert workers.ack("q", "w1", [1])["skipped"] == [1]
+    assert workers.claim("q", "w2")[0]["deliveries"] == 2
+
+
+def test_what_came_back_goes_before_fresh_jobs(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 5)
+    workers.claim("q", "w", 3, 500)
+    clock.advance(501)
+    assert seqs(workers.claim("q", "w", 2)) == [1, 2]
+    assert seqs(workers.claim("q", "w", 9)) == [3, 4, 5]
+
+
+def test_extend_sets_the_deadline_and_leaves_the_deliveries(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    [job] = workers.claim("q", "w", 1, 500)
+    assert workers.extend("q", "w", [1], 5000, [job["lease_id"]])["deadline"] == clock.wall_ms() + 5000
+    clock.advance(4000)
+    assert workers.ack("q", "w", [1], [job["lease_id"]])["done"] == 1
+
+
+def test_a_delayed_nack_is_neither_ready_nor_in_flight_until_it_is_due(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w")
+    workers.nack("q", "w", [1], 600)
+    assert workers.counters("q") == (0, 0, 0)
+    clock.advance(599)
+    assert workers.claim("q", "w") == []
+    clock.advance(1)
+    assert workers.counters("q") == (1, 0, 0)
+    assert workers.claim("q", "w")[0]["deliveries"] == 2
+
+
+def test_a_produced_delay_holds_a_job_back_also_over_a_restart(library: Library, workers: Workers, clock: FakeClock) -> None:
+    library.put("q", type="queue")
+    library.append("q", [{"data": 1, "delay_ms": 1000}, {"data": 2}])
+    assert workers.counters("q") == (1, 0, 0)
+    clock.advance(400)
+    library.kill()
+    assert workers.counters("q") == (1, 0, 0)
+    clock.advance(599)
+    assert seqs(workers.claim("q", "w", 5)) == [2]
+    clock.advance(1)
+    assert seqs(workers.claim("q", "w", 5)) == [1]
+
+
+def test_priority_orders_ready_jobs_and_within_one_priority_the_first_comes_first(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue")
+    library.append("q", [{"data": n, "priority": p} for n, p in enumerate([0, 5, -5, 5, 0])])
+    assert [seq for _ in range(5) for seq in seqs(workers.claim("q"))] == [2, 4, 1, 5, 3]
+
+
+def test_a_priority_beyond_the_bounds_counts_as_the_bound(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue")
+    library.append("q", [{"data": 0, "priority": 1000}, {"data": 1, "priority": 1000}])
+    assert seqs(workers.claim("q", "w", 2)) == [1, 2]
+
+
+def test_a_leased_job_that_a_cap_removed_is_skipped_by_its_ack(library: Library, workers: Workers) -> None:
+    fill(library, "q", 2, cap_records=2)
+    workers.claim("q", "w")
+    library.append("q", [{"data": 3}])
+    assert workers.counters("q") == (2, 0, 0)
+    assert workers.ack("q", "w", [1])["skipped"] == [1]
+
+
+def test_a_leased_job_whose_time_to_live_is_over_is_skipped_by_its_ack(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1, ttl_ms=1000)
+    workers.claim("q", "w", 1, 60_000)
+    clock.advance(1001)
+    assert workers.ack("q", "w", [1])["skipped"] == [1]
+    assert workers.counters("q") == (0, 0, 0)
+
+
+def test_deleted_jobs_leave_the_counters_whatever_their_state(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue")
+    library.append("q", [{"data": n, "tag": "odd" if n % 2 else "even", "delay_ms": 1000 * (n == 3)} for n in range(1, 9)])
+    workers.claim("q", "w", 2)
+    library.delete("q", match="odd")
+    assert workers.counters("q") == (3, 1, 0)
+    library.delete("q", before_seq=5)
+    assert workers.counters("q") == (2, 0, 0)
+    assert seqs(workers.claim("q", "w", 9)) == [6, 8]
+
+
+def test_a_job_delivered_too_often_moves_to_the_dead_letter_topic_with_its_provenance(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue", max_deliveries=2, dead_letter="dead")
+    library.append("q", [{"data": {"raw": [1.0]}, "tag": 't"', "node": "n", "meta": {"k": "v", "\u00e4": "1"}}])
+    for _ in range(2):
+        workers.nack("q", "w", seqs(workers.claim("q", "w")))
+    assert workers.claim("q", "w") == []
+    assert workers.counters("q") == (0, 0, 1)
+    [letter] = library.read_all("dead")[0]
+    assert (letter["data"], letter["tag"], letter["node"]) == ({"raw": [1.0]}, 't"', "n")
+    assert letter["meta"] == {
+        "k": "v", "\u00e4": "1", "$dead_letter_from": "q", "$dead_letter_deliveries": "2", "$dead_letter_src_seq": "1",
+    }  # fmt: skip
+    library.kill()
+    assert workers.counters("q") == (0, 0, 1)
+    assert len(library.read_all("dead")[0]) == 1
+
+
+def test_without_a_dead_letter_topic_a_job_comes_back_for_ever(library: Library, workers: Workers) -> None:
+    fill(library, "q", 1, max_deliveries=1)
+    for delivery in (1, 2, 3):
+        [job] = workers.claim("q", "w")
+        assert job["deliveries"] == delivery
+        workers.nack("q", "w", [1])
+
+
+def test_a_full_dead_letter_topic_keeps_the_job_back_until_there_is_room(library: Library, workers: Workers, clock: FakeClock) -> None:
+    library.put("dead", cap_records=1, discard="reject")
+    library.append("dead", [{"data": 0}])
+    fill(library, "q", 2, max_deliveries=1, dead_letter="dead")
+    workers.nack("q", "w", seqs(workers.claim("q", "w")))
+    assert seqs(workers.claim("q", "w", 5)) == [2]
+    assert workers.counters("q") == (0, 1, 0)
+    library.delete("dead", before_seq=2)
+    clock.advance(1000)
+    assert workers.counters("q") == (0, 1, 1)
+    assert [record["meta"]["$dead_letter_src_seq"] for record in library.read_all("dead")[0]] == ["1"]
+
+
+def test_a_dead_letter_topic_that_can_not_be_made_leaves_the_job_ready_and_counts_the_failure(tmp_path: Path, clock: FakeClock) -> None:
+    library = Library(str(tmp_path / "few"), clock, topics_max=1)
+    workers = Workers(library)
+    fill(library, "q", 1, max_deliveries=1, dead_letter="dead")
+    workers.nack("q", "w", seqs(workers.claim("q", "w")))
+    assert workers.claim("q", "w") == []
+    assert workers.counters("q") == (1, 0, 0)
+    assert library.engine.queues.failures == 1
+    library.close()
+
+
+def test_leases_deliveries_and_tokens_survive_a_restart(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 3)
+    workers.nack("q", "w", seqs(workers.claim("q", "w")))
+    [job] = workers.claim("q", "w", 1, 10_000)
+    clock.advance(4000)
+    library.kill()
+    assert workers.counters("q") == (2, 1, 0)
+    clock.advance(5000)
+    assert workers.claim("q", "x", 5)[0]["$seq"] == 2
+    assert workers.ack("q", "w", [1], [job["lease_id"]])["done"] == 1
+
+
+def test_a_lease_ends_over_a_restart_when_it_would_have_ended_without(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w", 1, 10_000)
+    clock.advance(6000)
+    library.kill()
+    clock.advance(4001)
+    [job] = workers.claim("q", "x")
+    assert job["deliveries"] == 2
+
+
+def test_a_wall_clock_that_stepped_back_over_a_restart_lengthens_no_lease(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w", 1, 10_000)
+    clock.step(-3_600_000)
+    library.kill()
+    clock.advance(10_001)
+    assert workers.counters("q") == (1, 0, 0)
+
+
+def test_a_wall_clock_that_steps_while_the_writer_runs_moves_no_deadline(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1)
+    workers.claim("q", "w", 1, 1000)
+    clock.step(3_600_000)
+    assert workers.counters("q") == (0, 1, 0)
+    clock.step(-7_200_000)
+    clock.advance(1001)
+    assert workers.counters("q") == (1, 0, 0)
+
+
+def test_no_lease_id_is_ever_used_twice_over_restarts(library: Library, workers: Workers) -> None:
+    fill(library, "q", 6)
+    ids = []
+    for _ in range(3):
+        ids += [job["lease_id"] for job in workers.claim("q", "w", 2)]
+        library.kill()
+    assert len(set(ids)) == 6
+
+
+def test_a_cohort_is_served_at_once_in_even_shares(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 50, claim_jitter_ms=100)
+    tokens = [workers.send_claim("q", f"w{n}", 10) for n in range(10)]
+    clock.advance(99)
+    library.sequencer.turn(clock.wall_ms(), clock.mono_ms())
+    assert workers.answers() == {}
+    clock.advance(1)
+    library.sequencer.turn(clock.wall_ms(), clock.mono_ms())
+    answers = workers.answers()
+    batches = [seqs(workers.jobs("q", answers[token])) for token in tokens]
+    assert [len(batch) for batch in batches] == [5] * 10
+    assert sorted(seq for batch in batches for seq in batch) == list(range(1, 51))
+
+
+def test_shares_are_in_proportion_to_what_is_asked_for_and_each_claim_keeps_its_lease(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 8, claim_jitter_ms=50)
+    small, large = workers.send_claim("q", "a", 4, 500), workers.send_claim("q", "b", 12, 5000)
+    clock.advance(50)
+    library.sequencer.turn(clock.wall_ms(), clock.mono_ms())
+    answers = workers.answers()
+    assert (answers[small].count, answers[large].count) == (2, 6)
+    assert answers[large].values[2] - answers[small].values[2] == 4500
+
+
+def test_a_cohort_of_a_deleted_queue_is_told_so(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 1, claim_jitter_ms=5000)
+    token = workers.send_claim("q")
+    library.drop("q")
+    library.sequencer.turn(clock.wall_ms(), clock.mono_ms())
+    assert workers.answers()[token].status == 1
+
+
+def test_a_log_is_no_queue(library: Library, workers: Workers) -> None:
+    library.put("log")
+    with pytest.raises(Refused, match="not_a_queue"):
+        workers.claim("log")
+
+
+def test_a_work_stream_gets_no_more_than_its_bound_with_what_it_holds(library: Library, workers: Workers) -> None:
+    fill(library, "q", 5)
+    _, jobs = workers.work("q", "w", 2, [])
+    held = [(seq, token) for seq, token, _ in jobs]
+    assert [seq for seq, _ in held] == [1, 2]
+    assert workers.work("q", "w", 2, held) == ([True, True], [])
+    workers.ack("q", "w", [1])
+    still, jobs = workers.work("q", "w", 2, held)
+    assert (still, [seq for seq, _, _ in jobs]) == ([False, True], [3])
+
+
+def test_redrive_brings_letters_back_as_fresh_jobs_of_the_same_data(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    library.append("q", [{"data": n, "tag": f"t{n}", "meta": {"k": str(n)}} for n in range(4)])
+    library.append("dead", [{"data": "another's", "meta": {"$dead_letter_from": "other"}}])
+    workers.nack("q", "w", seqs(workers.claim("q", "w", 4)))
+    workers.claim("q", "w")
+    assert workers.counters("q") == (0, 0, 4)
+
+    one = library.call({"op": "queue.redrive", "topic": "q", "limit": 10, "match_kind": 1, "match": "t2"})
+    rest = library.call({"op": "queue.redrive", "topic": "q", "limit": 2})
+
+    assert (one, rest) == ({"redriven": 1, "more": False}, {"redriven": 2, "more": True})
+    jobs = workers.claim("q", "w", 9)
+    assert [(job["data"], job["meta"], job["$tag"], job["deliveries"]) for job in jobs] == [
+        (2, {"k": "2"}, "t2", 1), (0, {"k": "0"}, "t0", 1), (1, {"k": "1"}, "t1", 1),
+    ]  # fmt: skip
+    assert [record["data"] for record in library.read_all("dead")[0]] == ["another's", 3]
+    library.kill()
+    assert [record["data"] for record in library.read_all("dead")[0]] == ["another's", 3]
+
+
+def test_an_ephemeral_queue_works_and_forgets_with_its_writer(library: Library, workers: Workers) -> None:
+    fill(library, "q", 3, durability="ephemeral")
+    workers.claim("q", "w", 2)
+    assert workers.ack("q", "w", [1])["done"] == 1
+    assert workers.counters("q") == (1, 1, 0)
+    library.kill()
+    assert workers.counters("q") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+def test_an_acked_job_of_a_logged_class_stays_gone(library: Library, workers: Workers, durability: str) -> None:
+    fill(library, "q", 4, durability=durability)
+    workers.claim("q", "w", 4)
+    workers.ack("q", "w", [2, 4])
+    library.kill()
+    assert workers.counters("q") == (0, 2, 0)
+    assert [record["$seq"] for record in library.read_all("q")[0]] == [1, 3]
+
+
+def test_an_ack_of_an_fsync_queue_is_answered_and_visible_once_it_is_synced(library: Library, workers: Workers) -> None:
+    fill(library, "q", 1, durability="fsync")
+    workers.claim("q", "w")
+    library.synced = False
+    from topicsd._native import work
+
+    token = workers._send(work.SETTLE, "q", work.encode_settle(workers._topic_id("q"), work.ACK, b"w", [1]))
+    assert workers.answers() == {}
+    assert len(library.read_all("q")[0]) == 1
+    library.sequencer.sync()
+    assert workers.answers()[token].count == 1
+    assert library.read_all("q")[0] == []
