@@ -59,13 +59,15 @@ cdef struct Jobs:
     uint64_t fresh
     uint64_t in_flight, unwritable
     uint64_t dead_lettered
+    uint64_t changes        # counts up with every change: a snapshot's row that has not changed is not written again
+    uint64_t held           # replay: frames that begin below this are in the row that was loaded
     uint8_t listed          # stands in the list of queues with timers
     uint8_t marked          # stands in the list of queues with dead letters to move
 
 cdef Jobs *jobs_new() noexcept nogil
 cdef void jobs_free(Jobs *jobs) noexcept nogil
 cdef uint64_t jobs_ready(const Jobs *jobs) noexcept nogil
-cdef void jobs_show(const Jobs *jobs, topic_slot *topic) noexcept nogil
+cdef void jobs_show(Jobs *jobs, topic_slot *topic) noexcept nogil
 cdef Job *job_of(const Jobs *jobs, uint64_t seq) noexcept nogil                       # NULL: fresh, or no job
 
 # ---- records that come and go. `now_ms` is monotonic, `age_ms` how long ago they were written (replay; may be negative, see jobs_earlier)
@@ -91,5 +93,5 @@ cdef uint64_t jobs_drop_ring(Jobs *jobs, uint8_t ring) noexcept nogil           
 # Replay: a claim that the log tells of. Makes the job known; a lease that stands is as if released before.
 cdef int jobs_relive(Jobs *jobs, uint64_t seq, uint64_t token, uint64_t holder, int64_t due_ms, int64_t now_ms) noexcept nogil
 cdef void jobs_earlier(Jobs *jobs, int64_t by_ms) noexcept nogil                      # after replay: no clock step lengthens a lease or a delay
-# A snapshot's row. -1: memory is short.
+# A job out of a snapshot's row, READY, DELAYED or LEASED. -1: memory is short.
 cdef int jobs_restore(Jobs *jobs, const Job *row) noexcept nogil

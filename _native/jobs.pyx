@@ -45,7 +45,8 @@ cdef uint64_t jobs_ready(const Jobs *jobs) noexcept nogil:
     return jobs.fresh + jobs.ready.length + jobs.unwritable
 
 
-cdef void jobs_show(const Jobs *jobs, topic_slot *topic) noexcept nogil:
+cdef void jobs_show(Jobs *jobs, topic_slot *topic) noexcept nogil:
+    jobs.changes += 1
     store_relaxed_64(&topic.queue_ready, jobs_ready(jobs))
     store_relaxed_64(&topic.queue_in_flight, jobs.in_flight)
     store_relaxed_64(&topic.queue_dead_lettered, jobs.dead_lettered)
@@ -262,6 +263,8 @@ cdef int jobs_published(Jobs *jobs, const frame_header *frame, int64_t now_ms, i
     for place in range(frame.count):
         if entry_extension(entry) == NULL or (entry_delay_ms(entry) == 0 and entry_priority(entry) == 0):
             jobs.fresh += 1
+        elif jobs.held and job_of(jobs, frame.base_seq + place) != NULL:
+            pass    # replay: a snapshot's row has told of it
         else:
             number = _make(jobs, frame.base_seq + place)
             if number == NO_JOB:
@@ -452,6 +455,5 @@ cdef int jobs_restore(Jobs *jobs, const Job *row) noexcept nogil:
     job = &jobs.pool[number]
     job.token, job.holder, job.due_ms = row.token, row.holder, row.due_ms
     job.deliveries, job.priority = row.deliveries, row.priority
-    jobs.fresh -= min(jobs.fresh, <uint64_t>1)
     _enter(jobs, number, row.state)
     return 0

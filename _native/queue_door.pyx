@@ -13,13 +13,14 @@ from topicsd._native.frame cimport align8, frame_body
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_at
 from topicsd._native.jobs cimport (
-    JOB_LEASED, JOB_STUCK, JOB_UNWRITABLE, Job, Jobs, job_of, jobs_earlier, jobs_expire, jobs_extend, jobs_release, jobs_relive,
-    jobs_restick, jobs_show, jobs_unstick,
+    JOB_DELAYED, JOB_FREE, JOB_LEASED, JOB_READY, JOB_STUCK, JOB_UNWRITABLE, Job, Jobs, job_of, jobs_earlier, jobs_expire, jobs_extend, jobs_release, jobs_gone, jobs_relive,
+    jobs_restick, jobs_restore, jobs_show, jobs_unstick,
 )
 from topicsd._native.layout cimport (
     FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE, NO_SLOT, OUTCOME_OK, TOPIC_QUEUE, completion, frame_header, index_entry,
     key_section, topic_slot,
 )
+from topicsd._native.log cimport Shard
 from topicsd._native.queue_core cimport QueueCore, lease_node, lease_of, lease_seqs
 from topicsd._native.queue_wire cimport (
     LEASE_ACK, LEASE_BURY, LEASE_CLAIM, LEASE_RELEASE, LEASE_REMOVE, lease_body, letter_key,
@@ -68,6 +69,10 @@ cdef class QueueDoor(QueueCore):
         self.next_token = max(self.next_token, body.first_token + count)
         self.newest_ts = max(self.newest_ts, frame.ts)
         if body.verb == LEASE_ACK or body.verb == LEASE_BURY or body.verb == LEASE_REMOVE:
+            if body.verb == LEASE_BURY and topic.config.type == TOPIC_QUEUE and jobs_of(&self.core, slot) != NULL:
+                if frame.position < jobs_of(&self.core, slot).held:
+                    delete_seqs(&self.core, slot, lease_seqs(frame), count)
+                    return 0
             self._remove(slot, body.verb, lease_seqs(frame), count)
             return 0
         if topic.config.type != TOPIC_QUEUE:
@@ -75,6 +80,8 @@ cdef class QueueDoor(QueueCore):
         jobs = jobs_of(&self.core, slot)
         if jobs == NULL:
             return -1
+        if frame.position < jobs.held:
+            return 0
         due_ms = self.core.mono_ms + <int64_t>body.ms - (<int64_t>self.core.wall_ms - <int64_t>frame.ts)
         holder = xxh3_64(lease_node(frame), body.node_bytes)
         for number in range(count):
@@ -117,11 +124,94 @@ cdef class QueueDoor(QueueCore):
 
     # ---- Python's side -------------------------------------------------------------------------------------------------------------------
 
+    cdef void _count_fresh(self, uint32_t slot, Jobs *jobs) noexcept nogil:
+        """After replay from a snapshot: forget jobs without a record, and count the records without a job."""
+        cdef topic_slot *topic = &self.core.regions.table[slot]
+        cdef uint32_t number
+        for number in range(jobs.pool_used):
+            if jobs.pool[number].state != JOB_FREE and not self._is_live(topic, jobs.pool[number].seq):
+                jobs_gone(jobs, jobs.pool[number].seq)
+        jobs.fresh = topic.count - min(topic.count, <uint64_t>jobs.known)
+        jobs.held = 0
+        jobs_show(jobs, topic)
+
+    def dump_jobs(self, uint32_t slot, uint64_t wall_ms, int64_t mono_ms):
+        """Return a snapshot's row of a queue of which nothing is in flight, and its count of changes; None for a queue without work state."""
+        cdef Jobs *jobs = self.core.privates[slot].jobs if self.core.privates[slot] != NULL else NULL
+        cdef jobs_row *head
+        cdef job_row *row
+        cdef const Job *job
+        cdef uint32_t number
+        cdef bytearray out
+        if jobs == NULL:
+            return None
+        out = bytearray(sizeof(jobs_row) + jobs.known * sizeof(job_row))
+        head = <jobs_row *><uint8_t *>out
+        row = <job_row *>(head + 1)
+        head.wall_ms, head.dead_lettered, head.next_token = wall_ms, jobs.dead_lettered, self.next_token
+        for number in range(jobs.pool_used):
+            job = &jobs.pool[number]
+            if job.state == JOB_FREE:
+                continue
+            row.seq, row.token, row.holder, row.left_ms = job.seq, job.token, job.holder, job.due_ms - mono_ms
+            row.deliveries, row.priority = job.deliveries, job.priority
+            row.state = job.state if job.state == JOB_LEASED or job.state == JOB_DELAYED else <uint8_t>JOB_READY
+            head.count += 1
+            row += 1
+        return bytes(out)
+
+    def queue_slots(self):
+        """Return the slots of all queues that have work state."""
+        cdef uint32_t slot
+        return [slot for slot in range(self.core.regions.control.table_high)
+                if self.core.privates[slot] != NULL and self.core.privates[slot].jobs != NULL
+                and self.core.regions.table[slot].config.type == TOPIC_QUEUE]
+
+    def end_of(self, uint32_t number):
+        """Return the position behind the last frame that a shard has been given."""
+        return (<Shard>self.shard[number]).written()
+
+    def jobs_changes(self, uint32_t slot):
+        """Return a queue's count of changes, None for one without work state."""
+        cdef Jobs *jobs = self.core.privates[slot].jobs if self.core.privates[slot] != NULL else NULL
+        return None if jobs == NULL else jobs.changes
+
+    def load_jobs(self, uint32_t slot, bytes text, uint64_t position, uint64_t wall_ms, int64_t mono_ms):
+        """Take a row back before any frame is replayed. Raises ValueError for one that is none."""
+        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(text)
+        cdef const jobs_row *head = <const jobs_row *>at
+        cdef const job_row *row = <const job_row *>(head + 1)
+        cdef Jobs *jobs = jobs_of(&self.core, slot)
+        cdef uint64_t number
+        cdef Job job
+        if len(text) < <Py_ssize_t>sizeof(jobs_row) or len(text) - sizeof(jobs_row) != head.count * sizeof(job_row):
+            raise ValueError("a row of jobs that is cut short")
+        if jobs == NULL:
+            raise MemoryError
+        memset(&job, 0, sizeof(job))
+        for number in range(head.count):
+            if row.state != JOB_READY and row.state != JOB_DELAYED and row.state != JOB_LEASED or job_of(jobs, row.seq) != NULL:
+                raise ValueError("a row of jobs with a state that is none")
+            job.seq, job.token, job.holder, job.deliveries = row.seq, row.token, row.holder, row.deliveries
+            job.priority, job.state = row.priority, row.state
+            job.due_ms = mono_ms + row.left_ms - (<int64_t>wall_ms - <int64_t>head.wall_ms)
+            if jobs_restore(jobs, &job) != 0:
+                raise MemoryError
+            row += 1
+        jobs.dead_lettered, jobs.held = head.dead_lettered, position + 1
+        self.next_token = max(self.next_token, head.next_token)
+        self.newest_ts = max(self.newest_ts, head.wall_ms)
+        jobs_changed(&self.core, slot)
+
     def open_queues(self, uint64_t wall_ms):
         """After replay: begin a range of tokens that no lease has had, and let no step of the wall clock lengthen a lease or a delay."""
         cdef int64_t ahead_ms = <int64_t>self.newest_ts - <int64_t>wall_ms
         cdef uint32_t place
+        cdef uint32_t slot
         self.next_token = max(self.next_token, wall_ms << TOKEN_SHIFT)
+        for slot in range(self.core.regions.control.table_high):
+            if self.core.privates[slot] != NULL and self.core.privates[slot].jobs != NULL and self.core.privates[slot].jobs.held:
+                self._count_fresh(slot, self.core.privates[slot].jobs)
         if ahead_ms > 0:
             for place in range(self.core.timed_queues_used):
                 jobs_earlier(self.core.privates[self.core.timed_queues[place]].jobs, ahead_ms)

@@ -39,6 +39,9 @@ def render_jobs(reader: Reader, slot: int, topic_id: int, jobs: Sequence[tuple[i
 def record_text(reader: Reader, slot: int, topic_id: int, seq: int, now_ms: int) -> tuple[bytes, bytes | None, bytes | None, bytes | None] | None:
     """Return (data, meta, tag, node) of one record as stored, None when it has gone. Raises Gone, Busy, IoError."""
 
+def live_of(reader: Reader, slot: int, topic_id: int, seqs: Sequence[int], now_ms: int) -> int:
+    """Count the seqs whose records are still there. Raises Gone, Busy, IoError."""
+
 def leases_in_flight(shared: Shared) -> int:
     """Sum up the leased jobs of all queues."""
 

@@ -219,6 +219,21 @@ def record_text(Reader reader not None, uint32_t slot, uint64_t topic_id, uint64
     return data, meta, tag.removesuffix(b'"') if tagged else None, node.removesuffix(b'"') if noded else None
 
 
+def live_of(Reader reader not None, uint32_t slot, uint64_t topic_id, seqs, uint64_t now_ms):
+    cdef Buffer out
+    cdef DiffResult result
+    cdef uint32_t live = 0
+    memset(&out, 0, sizeof(out))
+    try:
+        for seq in seqs:
+            out.used = 0
+            _checked(_read_one(&reader.core, slot, topic_id, seq, now_ms, False, False, False, &out, &result), seq)
+            live += result.matched != 0
+        return live
+    finally:
+        buffer_free(&out)
+
+
 def leases_in_flight(Shared shared not None):
     cdef uint64_t slot, total = 0
     cdef const topic_slot *topic

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from topicsd import errors, limits
+from topicsd._native import work
 from topicsd._native.port import Busy, Completion, TooLarge
 from topicsd._native.scan import Write
 from topicsd.api.polls import Polls
@@ -113,10 +114,22 @@ class Calls:
         completion = await self._send(lambda: self._line.call(text), False)
         return answered(completion), completion
 
+    async def send_queue(self, kind: int, slot: int, payload: bytes) -> tuple[int, asyncio.Future[Completion]]:
+        """Send a command of queues (_native/work.pxd); return its token and its answer to come. Raises NotReady, Pressure."""
+        token, future = await self._submit_told(lambda: work.submit(self._line, kind, slot, payload), False)
+        return token, future
+
+    async def send_leave(self, token: int) -> None:
+        """Take a claim out of its cohort; both are answered soon. Raises NotReady, Pressure."""
+        await self._submit_told(lambda: work.submit_leave(self._line, token), False)
+
     async def _send(self, submit: Callable[[], int], patient: bool) -> Completion:
         return await (await self._submit(submit, patient))
 
     async def _submit(self, submit: Callable[[], int], patient: bool) -> asyncio.Future[Completion]:
+        return (await self._submit_told(submit, patient))[1]
+
+    async def _submit_told(self, submit: Callable[[], int], patient: bool) -> tuple[int, asyncio.Future[Completion]]:
         loop = asyncio.get_running_loop()
         wait_ms = limits.RING_FULL_PATIENCE_MS_MAX if patient else limits.RING_FULL_WAIT_MS_MAX
         deadline = loop.time() + wait_ms / 1000
@@ -132,7 +145,7 @@ class Calls:
                 await self._wait_for_room(loop, deadline)
         future: asyncio.Future[Completion] = loop.create_future()
         self._pending[token] = future, self._control.generation
-        return future
+        return token, future
 
     async def _wait_for_room(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         left = deadline - loop.time()

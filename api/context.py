@@ -14,7 +14,7 @@ from topicsd._native.scan import Diff, Limits
 from topicsd.api.auth import Keyring
 from topicsd.api.calls import Calls
 from topicsd.api.exchange import Budget, Exchange
-from topicsd.api.polls import Polls
+from topicsd.api.polls import Polls, Turns
 from topicsd.metrics import limit_number
 from topicsd.settings import Settings
 from topicsd.topic_config import check_topic_name
@@ -72,10 +72,13 @@ class Context:
     budget: Budget
     started_ns: int  # when the server started, CLOCK_MONOTONIC
     sessions: Any = None  # topicsd._native.sessions.Sessions
+    claim_turns: Turns = field(default_factory=Turns)  # who of this worker may look for jobs of a queue
+    work_streams: set[Any] = field(default_factory=set)  # of topicsd.api.work.WorkStream
     feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them
     ring_depths: Callable[[], list[int]] = list
+    leases_in_flight: Callable[[], int] = int
     routes: dict[str, Any] = field(default_factory=dict)  # resources by their path, for commands of a WebSocket
     sockets: Any = None  # api.socket.Sockets
     write_limits: Limits = field(init=False)

@@ -45,6 +45,7 @@ class Metrics(Route):
             context.meters,
             [(operation.method, operation.path) for operation in OPERATIONS],
             context.ring_depths(),
+            context.leases_in_flight(),
         )
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))

@@ -41,11 +41,6 @@ SEGMENTS: dict[str, Schema] = {
 }
 
 
-def served(routes: dict[str, Route]) -> dict[str, Route]:
-    """Return the routes without those that only say that they are not served yet."""
-    return {path: route for path, route in routes.items() if not type(route).__module__.endswith(".later")}
-
-
 def document(routes: dict[str, Route]) -> dict[str, Any]:
     """Build the document of these routes."""
     paths: dict[str, Any] = {}
@@ -132,7 +127,7 @@ class OpenApi(Route):
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer the document."""
         if not self._rendered:
-            self._rendered = orjson.dumps(document(served(self.context.routes)))
+            self._rendered = orjson.dumps(document(self.context.routes))
         answers.send(resp, self._rendered)
 
     on_head = on_get

@@ -7,6 +7,7 @@ head first and looks at the watches then. A watch is for one time: the writer cl
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -57,3 +58,28 @@ class Polls:
             for future in self._waiting.pop(slot, ()):
                 if not future.done():
                     future.set_result(None)
+
+
+class Turns:
+    """Let those who look for jobs of one queue do so one at a time, first come first served: a new job wakes one of them, not all."""
+
+    def __init__(self) -> None:
+        self._lines: dict[bytes, deque[asyncio.Future[None]]] = {}
+
+    def enter(self, name: bytes) -> asyncio.Future[None]:
+        """Stand in line; the future is done once it is one's turn."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line = self._lines.setdefault(name, deque())
+        line.append(turn)
+        if len(line) == 1:
+            turn.set_result(None)
+        return turn
+
+    def leave(self, name: bytes, turn: asyncio.Future[None]) -> None:
+        """Leave the line, at its head or anywhere else."""
+        line = self._lines[name]
+        line.remove(turn)
+        if not line:
+            del self._lines[name]
+        elif not line[0].done():
+            line[0].set_result(None)

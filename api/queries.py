@@ -14,7 +14,7 @@ from topicsd.topic_config import valid_topic_name
 
 _SAFE = "-._~!$&'()*+,;=:@>"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 def routing_path(raw_path: bytes) -> str:
@@ -63,7 +63,7 @@ def page_size(query: dict[str, str]) -> int:
     text = query.get("page_size")
     if text is None:
         return limits.PAGE_SIZE
-    if not _INTEGER.fullmatch(text):
+    if not INTEGER.fullmatch(text):
         raise Invalid("page_size", "expected a number")
     return min(max(int(text), 1), limits.PAGE_SIZE_MAX)
 

@@ -18,7 +18,7 @@ from gunicorn.workers import gasgi
 
 from topicsd import errors, limits, processes
 from topicsd.api import errors as wire
-from topicsd.api import socket
+from topicsd.api import socket, work
 from topicsd.api.calls import Calls
 from topicsd.api.context import Context
 from topicsd.api.exchange import Budget
@@ -213,6 +213,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         from topicsd._native.order import Order
         from topicsd._native.port import Port
         from topicsd._native.reader import Reader
+        from topicsd._native.work import leases_in_flight
 
         runtime = self.runtime
         settings, shared = runtime.settings, runtime.shared
@@ -240,6 +241,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             sockets=socket.Sockets(),
             meters=runtime.meters,
             ring_depths=lambda: ring_depths(shared),
+            leases_in_flight=lambda: leases_in_flight(shared),
             sessions=runtime.sessions,
         )
         self.context.feed = FeedLoop(self.context, port, reader)
@@ -301,6 +303,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.context.polls.wake(None)
         self.context.sockets.end_all()
         self.context.feed.shut_down()
+        await work.end_all(self.context)
         if self.hub is not None:
             self.hub.end_polls()
         deadline = self.loop.time() + self.runtime.settings.drain_ms / 1000

@@ -99,16 +99,17 @@ def collect(
     meters: Meters | None = None,
     operations: Sequence[tuple[str, str]] = (),
     ring_depths: Sequence[int] = (),
+    leases: int = 0,
 ) -> list[Family]:
     """Read all counters and gauges once. Each word is exact; together they are of about the same moment.
 
     operations: method and path of each number of the meters, from 1.
     """
     requests = [] if meters is None else _requests(meters.totals(), operations)
-    return [*_gauges(shared, uptime_ms), *_log(shared, shards), *_workers(shared), *_ring(ring_depths), *requests, *_topics(topics, truncated)]
+    return [*_gauges(shared, uptime_ms, leases), *_log(shared, shards), *_workers(shared), *_ring(ring_depths), *requests, *_topics(topics, truncated)]
 
 
-def _gauges(shared: Regions, uptime_ms: int) -> list[Family]:
+def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
     def gauge(name: str, text: str, value: float) -> Family:
         return Family(name, "gauge", text, [("", {}, value)])
 
@@ -120,7 +121,7 @@ def _gauges(shared: Regions, uptime_ms: int) -> list[Family]:
         gauge("topics_records_live", "Retained records of all topics.", shared.get("records_live")),
         gauge("topics_bytes_live", "Retained bytes of all topics.", shared.get("bytes_live")),
         gauge("topics_queue_topics", "Queues.", shared.get("queue_topics")),
-        gauge("topics_queue_leases_in_flight", "Leased jobs of all queues.", 0),
+        gauge("topics_queue_leases_in_flight", "Leased jobs of all queues.", leases),
         gauge("topics_sse_connections", "Open streams.", shared.get("sse_connections")),
         gauge("topics_watch_sessions", "Watch sessions.", shared.get("watch_sessions")),
         gauge("topics_ready", "1 when requests are served.", int(shared.ready)),

@@ -15,7 +15,7 @@ VERBS = ("get", "put", "post", "delete", "patch")
 def real(house):
     """Name the methods of all paths that are served."""
     return {
-        (verb.upper(), path) for path, route in openapi.served(routes(house.context)).items() for verb in VERBS if getattr(route, f"on_{verb}", None)
+        (verb.upper(), path) for path, route in routes(house.context).items() for verb in VERBS if getattr(route, f"on_{verb}", None)
     }
 
 

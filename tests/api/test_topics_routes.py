@@ -378,17 +378,15 @@ def test_long_polls_answer_at_once_when_the_server_drains(run):
     run(test)
 
 
-# ---- what later versions serve ---------------------------------------------------------------------------------------------------
+# ---- queues ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_paths_of_later_versions_check_in_order_and_never_succeed(run):
+def test_queue_paths_check_body_then_topic_then_type(run):
     async def test(house):
         house.backend.make("log")
-        house.backend.make("queue", {"type": "queue"})
         for path, body, expected in [
             ("/v0/topics/log/claim", b"{", (400, "invalid_request")), ("/v0/topics/log/claim", b"{}", (400, "invalid_request")),
             ("/v0/topics/none/claim", b'{"node":"w"}', (404, "topic_not_found")), ("/v0/topics/log/claim", b'{"node":"w"}', (409, "not_a_queue")),
-            ("/v0/topics/queue/claim", b'{"node":"w"}', (404, "not_found")),
         ]:  # fmt: skip
             assert (await house.ask("POST", path, body)).error == expected, (path, body)
 

@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import Any
 
-from fakes.library import Library
+from fakes.in_process import Library
 from oracle.model import Refused
 from topicsd._native import work
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
-from fakes.library import Library
+from fakes.in_process import Library
 from fakes.workers import Workers
 from oracle.model import Refused
+from topicsd.engine import recovery
 
 
 @pytest.fixture
@@ -377,3 +378,50 @@ def test_an_ack_of_an_fsync_queue_is_answered_and_visible_once_it_is_synced(libr
     library.sequencer.sync()
     assert workers.answers()[token].count == 1
     assert library.read_all("q")[0] == []
+
+
+# ---- snapshots -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_row_brings_the_work_state_back_and_frames_that_it_holds_are_left_out(
+    library: Library, workers: Workers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.put("q", type="queue", max_deliveries=2, dead_letter="dead")
+    library.append("q", [{"data": n, "delay_ms": 5_000 * (n == 7), "priority": -(n == 5)} for n in range(1, 9)])
+    workers.nack("q", "w", seqs(workers.claim("q", "w")))
+    workers.nack("q", "w", seqs(workers.claim("q", "w")))  # job 1 is due for the dead-letter topic now
+    assert seqs(workers.claim("q", "w", 1, 10_000)) == [2]
+    _, leased = workers.claim("q", "w", 2, 20_000)
+    workers.ack("q", "w", [3])
+    clock.advance(1_000)
+    [row] = list(library.engine.queues.rows())
+    assert list(library.engine.queues.rows()) == [row], "nothing has changed, so its position has not"
+    workers.extend("q", "w", [4], 60_000)  # behind the row
+    original, loaded = recovery.Replayer._create, []
+
+    def create_and_load(replayer: recovery.Replayer, topic_id: int, *rest: Any) -> None:
+        original(replayer, topic_id, *rest)
+        if topic_id == row.key:
+            replayer.engine.queues.load(row)
+            loaded.append(topic_id)
+
+    monkeypatch.setattr(recovery.Replayer, "_create", create_and_load)
+    library.kill()
+
+    assert loaded == [row.key]
+    assert workers.counters("q") == (3, 2, 1)
+    clock.advance(20_001)
+    assert workers.counters("q") == (5, 1, 1), "2 and 7 are ready, 4 was extended"
+    assert workers.ack("q", "w", [4], [leased["lease_id"]])["done"] == 1
+    assert [(each["$seq"], each["deliveries"]) for each in workers.claim("q", "x", 9)] == [(2, 2), (5, 1), (6, 1), (7, 1), (8, 1)]
+
+
+def test_a_row_that_is_cut_short_is_refused(library: Library, workers: Workers) -> None:
+    fill(library, "q", 3)
+    workers.claim("q", "w")
+    [row] = list(library.engine.queues.rows())
+    library.put("other", type="queue")
+    key = library.sequencer.topic(library.sequencer.find(b"other"))["topic_id"]
+    for body in (row.body[:-1], row.body[:10], b""):
+        with pytest.raises(ValueError):
+            library.engine.queues.load(row._replace(key=key, body=body))

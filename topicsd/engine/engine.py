@@ -11,8 +11,8 @@ from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
 from topicsd.engine.groups import Groups
-from topicsd.engine.routers import Routers
 from topicsd.engine.queues import Queues
+from topicsd.engine.routers import Routers
 from topicsd.engine.sections import Section
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
@@ -62,7 +62,7 @@ class Engine:
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
         self.queues = Queues(self)
-        self.sections.append(self.groups)
+        self.sections += [self.groups, self.queues]
         self._reserve_ids = reserve_ids
         self.routers = Routers(self)
         self._commands: dict[str, Callable[[Json], Answer | None]] = {
