@@ -10,7 +10,7 @@
 #
 # A record that was moved to another topic names its origin in its append's idempotency key (struct letter_key). Replay collects those in
 # `letters`; what is still live in its old topic when the walk is over was cut off between its two frames.
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from topicsd._native.batch cimport Queue
 from topicsd._native.jobs cimport Job, Jobs

@@ -12,7 +12,7 @@ import orjson
 from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64, load_relaxed_64
 from topicsd._native.diff cimport DiffResult, diff, reader_free, reader_init
 from topicsd._native.index cimport view_entries, view_lower_bound_ts
-from topicsd._native.layout cimport CLASS_FSYNC, INDEX_DELETED, INDEX_HOLE, NO_SLOT, index_entry
+from topicsd._native.layout cimport CLASS_FSYNC, INDEX_DELETED, INDEX_HOLE, NO_SLOT, TOPIC_QUEUE, index_entry
 from topicsd._native.maps cimport maps_drop_retired
 from topicsd._native.regions cimport Regions
 from topicsd._native.render cimport CONFIG_BYTES_MAX, buffer_free, buffer_shrink, put_config
@@ -210,10 +210,10 @@ cdef class Reader:
             buffer_free(&out)
 
     def summary(self, uint32_t slot, uint64_t now_ms):
-        """Return a topic's line in the list. A §1.3. Raises Gone, Busy."""
+        """Return a topic's line in the list (A §1.3), for a queue with its counters (beyond the documents). Raises Gone, Busy."""
         cdef State state
         self.read(slot, now_ms, &state)
-        return {
+        shown = {
             "topic": state.view.name[:state.view.name_bytes].decode("ascii"),
             "head_seq": state.floors.head,
             "earliest_seq": state.floors.earliest,
@@ -222,6 +222,9 @@ cdef class Reader:
             "durable": state.view.config.durability == CLASS_FSYNC,
             "effective_priority": state.priority,
         }
+        if state.view.config.type == TOPIC_QUEUE:
+            shown["queue"] = {"ready": state.queue_ready, "in_flight": state.queue_in_flight, "dead_lettered": state.queue_dead_lettered}
+        return shown
 
     def config(self, uint32_t slot):
         """Return a topic's config with all its members in the order of A §0.10. Raises Gone, Busy."""

@@ -241,8 +241,9 @@ class WorkStream:
         if place != self._place:
             return True
         try:
-            if not context.reader.summary(place[0], context.now_ms)["queue"]["ready"]:
-                return False
+            counters = context.reader.summary(place[0], context.now_ms).get("queue")
+            if counters is None or not counters["ready"]:
+                return False  # None: made again as a log, which the next look tells
             if len(self._held) < self._asked["jobs_max"]:
                 return True
             live = work.live_of(context.reader, *place, list(self._held), context.now_ms)

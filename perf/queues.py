@@ -13,10 +13,10 @@ import statistics
 import subprocess
 from typing import Any
 
-from build import OUT
 from servers import Bare, Topicsd
 
 import build
+from build import OUT
 
 
 def work_off(port: int, queue: str, workers: int, most: int, requests: int = 0, trust: bool = False) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def main() -> None:
             beside = work_off(bare.port, "bench", options.workers, options.max, row["requests"], trust=True)
             rows.append(row)
             ratios.append(row["rate"] / beside["rate"])
-            print(f"{queue:10} {row['rate']:9.0f} requests/s  claim p50 {row['claim_p50_us']:8.0f} p99 {row['claim_p99_us']:8.0f} us"
-                  f"  ack p50 {row['ack_p50_us']:8.0f} p99 {row['ack_p99_us']:8.0f} us  bare {beside['rate']:9.0f}/s  ratio {ratios[-1]:.2f}")  # fmt: skip
+            latencies = "  ".join(f"{what} p50 {row[f'{what}_p50_us']:.0f} p99 {row[f'{what}_p99_us']:.0f} us" for what in ("claim", "ack"))
+            print(f"{queue:10} {row['rate']:9.0f} requests/s  {latencies}  bare {beside['rate']:9.0f}/s  ratio {ratios[-1]:.2f}")
         rate, ratio = statistics.median(row["rate"] for row in rows), statistics.median(ratios)
         print(f"{durability}: {rate:.0f} requests/s, {rate * options.max / 2:.0f} jobs/s, {ratio:.2f} of the bare server")
     bare.stop()

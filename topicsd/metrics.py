@@ -106,7 +106,14 @@ def collect(
     operations: method and path of each number of the meters, from 1.
     """
     requests = [] if meters is None else _requests(meters.totals(), operations)
-    return [*_gauges(shared, uptime_ms, leases), *_log(shared, shards), *_workers(shared), *_ring(ring_depths), *requests, *_topics(topics, truncated)]
+    return [
+        *_gauges(shared, uptime_ms, leases),
+        *_log(shared, shards),
+        *_workers(shared),
+        *_ring(ring_depths),
+        *requests,
+        *_topics(topics, truncated),
+    ]
 
 
 def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:

@@ -6,7 +6,7 @@ import json
 import re
 
 from topicsd.api import errors as wire
-from topicsd.api import openapi, operations
+from topicsd.api import operations
 from topicsd.api.app import routes
 
 VERBS = ("get", "put", "post", "delete", "patch")
@@ -14,9 +14,7 @@ VERBS = ("get", "put", "post", "delete", "patch")
 
 def real(house):
     """Name the methods of all paths that are served."""
-    return {
-        (verb.upper(), path) for path, route in routes(house.context).items() for verb in VERBS if getattr(route, f"on_{verb}", None)
-    }
+    return {(verb.upper(), path) for path, route in routes(house.context).items() for verb in VERBS if getattr(route, f"on_{verb}", None)}
 
 
 def test_every_route_has_its_line_in_the_table_and_every_line_its_route(run):

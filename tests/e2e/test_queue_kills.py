@@ -1,4 +1,4 @@
-"""Workers of one queue while writer and worker processes are killed: no job lost, none held by two at once, none again after its ack (A §10, D §10)."""
+"""Workers of one queue while processes are killed: no job lost, none held by two at once, none again after its ack (A §10, D §10)."""
 
 from __future__ import annotations
 
