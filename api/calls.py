@@ -116,12 +116,13 @@ class Calls:
 
     async def send_queue(self, kind: int, slot: int, payload: bytes) -> tuple[int, asyncio.Future[Completion]]:
         """Send a command of queues (_native/work.pxd); return its token and its answer to come. Raises NotReady, Pressure."""
-        token, future = await self._submit_told(lambda: work.submit(self._line, kind, slot, payload), False)
-        return token, future
+        line: Any = self._line
+        return await self._submit_told(lambda: work.submit(line, kind, slot, payload), False)
 
     async def send_leave(self, token: int) -> None:
         """Take a claim out of its cohort; both are answered soon. Raises NotReady, Pressure."""
-        await self._submit_told(lambda: work.submit_leave(self._line, token), False)
+        line: Any = self._line
+        await self._submit_told(lambda: work.submit_leave(line, token), False)
 
     async def _send(self, submit: Callable[[], int], patient: bool) -> Completion:
         return await (await self._submit(submit, patient))

@@ -167,10 +167,11 @@ async def give_back(context: Context, slot: int, topic_id: int, node: bytes, job
 def render(context: Context, topic: str, granted: Granted) -> list[tuple[Job, bytes]]:
     """Render the granted jobs whose records are there and can be read. Raises TopicNotFound, NotReady."""
     rendered: list[tuple[Job, bytes]] = []
+    reader: Any = context.reader
     deadline, now_ms = granted.completion.values[2], context.now_ms
     with reading(topic):
         try:
-            texts = work.render_jobs(context.reader, granted.slot, granted.topic_id, granted.jobs, deadline, now_ms)
+            texts = work.render_jobs(reader, granted.slot, granted.topic_id, granted.jobs, deadline, now_ms)
         except IoError:  # one of them cannot be read: the others are handed out all the same
             texts = [_one(context, granted, job, deadline, now_ms) for job in granted.jobs]
     for job, text in zip(granted.jobs, texts, strict=True):
@@ -180,8 +181,9 @@ def render(context: Context, topic: str, granted: Granted) -> list[tuple[Job, by
 
 
 def _one(context: Context, granted: Granted, job: Job, deadline: int, now_ms: int) -> bytes | None:
+    reader: Any = context.reader
     try:
-        return work.render_jobs(context.reader, granted.slot, granted.topic_id, [job], deadline, now_ms)[0]
+        return work.render_jobs(reader, granted.slot, granted.topic_id, [job], deadline, now_ms)[0]
     except IoError:
         return None
 

@@ -235,6 +235,7 @@ class WorkStream:
     def _should_claim(self) -> bool:
         """Tell whether a claim can bring something: jobs are ready, and there is a place for them or may be one."""
         context = self._context
+        reader: Any = context.reader
         place = context.place(self._name)
         if place is None:
             raise errors.TopicNotFound(self._topic)
@@ -246,7 +247,7 @@ class WorkStream:
                 return False  # None: made again as a log, which the next look tells
             if len(self._held) < self._asked["jobs_max"]:
                 return True
-            live = work.live_of(context.reader, *place, list(self._held), context.now_ms)
+            live = work.live_of(reader, *place, list(self._held), context.now_ms)
         except Gone:
             return True
         return live < len(self._held) or asyncio.get_running_loop().time() - self._looked_s >= LOOK_S

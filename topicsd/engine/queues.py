@@ -99,15 +99,15 @@ class Queues:
         sequencer = self.engine.sequencer
         for slot in sequencer.queue_slots():
             topic = sequencer.topic(slot)
-            topic_id, changes = topic["topic_id"], sequencer.jobs_changes(slot)
-            if not topic_id or changes is None:
+            topic_id = topic["topic_id"]
+            if not topic_id:
                 continue
             sequencer.wait_synced(slot)
             changes = sequencer.jobs_changes(slot)
             known = self._rows.get(topic_id)
             position = known[1] if known is not None and known[0] == changes else sequencer.end_of(topic["shard"]) - 1
             body = sequencer.dump_jobs(slot, self.engine.clock.wall_ms(), self.engine.clock.mono_ms())
-            if body is not None and position >= 0:
+            if body is not None and changes is not None and position >= 0:
                 self._rows[topic_id] = changes, position
                 yield Row(topic_id, topic["shard"], position, body)
 
