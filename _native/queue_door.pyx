@@ -13,8 +13,8 @@ from topicsd._native.frame cimport align8, frame_body
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_at
 from topicsd._native.jobs cimport (
-    JOB_DELAYED, JOB_FREE, JOB_LEASED, JOB_READY, JOB_STUCK, JOB_UNWRITABLE, Job, Jobs, job_of, jobs_earlier, jobs_expire, jobs_extend, jobs_release, jobs_gone, jobs_relive,
-    jobs_restick, jobs_restore, jobs_show, jobs_unstick,
+    JOB_DELAYED, JOB_FREE, JOB_LEASED, JOB_READY, JOB_STUCK, JOB_UNWRITABLE, Job, Jobs, job_of, jobs_earlier, jobs_expire, jobs_extend, jobs_gone,
+    jobs_release, jobs_relive, jobs_restick, jobs_restore, jobs_show, jobs_unstick,
 )
 from topicsd._native.layout cimport (
     FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE, NO_SLOT, OUTCOME_OK, TOPIC_QUEUE, completion, frame_header, index_entry,
@@ -182,14 +182,14 @@ cdef class QueueDoor(QueueCore):
         cdef const jobs_row *head = <const jobs_row *>at
         cdef const job_row *row = <const job_row *>(head + 1)
         cdef Jobs *jobs = jobs_of(&self.core, slot)
-        cdef uint64_t number
+        cdef uint64_t _number
         cdef Job job
         if len(text) < <Py_ssize_t>sizeof(jobs_row) or len(text) - sizeof(jobs_row) != head.count * sizeof(job_row):
             raise ValueError("a row of jobs that is cut short")
         if jobs == NULL:
             raise MemoryError
         memset(&job, 0, sizeof(job))
-        for number in range(head.count):
+        for _number in range(head.count):
             if row.state != JOB_READY and row.state != JOB_DELAYED and row.state != JOB_LEASED or job_of(jobs, row.seq) != NULL:
                 raise ValueError("a row of jobs with a state that is none")
             job.seq, job.token, job.holder, job.deliveries = row.seq, row.token, row.holder, row.deliveries
