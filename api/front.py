@@ -10,7 +10,8 @@ from typing import Any
 from gunicorn.asgi import protocol
 
 from topicsd import errors, limits
-from topicsd._native.front import Front, Hub
+from topicsd._native.front import Front
+from topicsd._native.hub import Hub
 from topicsd._native.port import Completion
 from topicsd._native.reader import Reader
 from topicsd.api import errors as wire

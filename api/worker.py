@@ -6,6 +6,7 @@ The parts of gunicorn used here are private, hence its narrow pin; tests/api hol
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import resource
@@ -184,6 +185,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.connections_max = 1
         self.context: Context | None = None
         self.hub: Any = None  # of the native front, where it is on
+        self.front: Any = None  # its connections' class
         self.patience: Any = None
 
     def count(self, name: str, value: int) -> None:
@@ -220,9 +222,11 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         reader = Reader(shared, str(settings.data_dir), settings.max_limit)
         port: Any
         if settings.front == "native":
+            from topicsd._native.front import Front
             from topicsd.api import front
 
             self.patience = front.Patience()
+            self.front = Front
             port = self.hub = front.make_hub(self, shared, self.ring, reader, settings, runtime.keyring)
         else:
             port = Port(shared, self.ring)
@@ -265,7 +269,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         # The arbiter has blocked them across the fork; uvloop loses a signal that comes before it runs.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.ENDING)
         self.context.calls.open(loop)
-        connection = self.hub.connection if self.hub is not None else lambda: Connection(self)
+        connection = functools.partial(Connection, self) if self.hub is None else functools.partial(self.front, self.hub)
         if self.hub is not None:
             self.hub.open(loop)
         self.context.feed.open(loop)

@@ -12,7 +12,8 @@ from typing import Any
 from fakes.laid import Log, lay
 from oracle.diff_oracle import LIVE, Fate, Topic
 from topicsd import limits
-from topicsd._native.front import Front, Hub
+from topicsd._native.front import Front
+from topicsd._native.hub import Hub
 from topicsd._native.meters import Meters
 from topicsd._native.reader import Reader
 from topicsd._native.regions import Shared
@@ -129,7 +130,7 @@ class Client:
     def __init__(self, house: FrontHouse) -> None:
         self.house = house
         self.transport = Transport()
-        self.front = house.hub.connection()
+        self.front = Front(house.hub)
         self.front.connection_made(self.transport)
         self.lane: Lane | None = None
 
