@@ -12,7 +12,7 @@ import structlog
 from topicsd._native.answers cimport MODE_END, MODE_HEAD, MODE_LANE, MODE_LOST, MODE_OPEN, OUTPUT_BYTES_MAX
 from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64
 from topicsd._native.hot_routes cimport (
-    HAND_ON, SERVED, WAIT_FOR_BYTES, WAIT_FOR_QUEUE, answer_append, poll_look, serve_append, serve_diff, serve_state)
+    HAND_ON, WAIT_FOR_BYTES, WAIT_FOR_QUEUE, answer_append, poll_look, serve_append, serve_diff, serve_state)
 from topicsd._native.http cimport (
     BODY_CHUNKED, BODY_NONE, HEAD_ENCODED, HEAD_EXPECT, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND, ROUTE_DIFF, ROUTE_NONE,
     ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_route)
