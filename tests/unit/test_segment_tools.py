@@ -136,7 +136,7 @@ def test_damaged_records_are_told_copied_aside_and_left_where_they_are(store: Pa
     assert len(fsck.fsck(store).problems) == 1, "it stays told"
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_bit_flipped_at_each_byte_of_any_segment_file_is_told(store: Path, step: int) -> None:
     told = 0
     for path in sorted(path for path in store.rglob("*") if path.is_file() and path.name != "LOCK" and path.suffix != ".log"):
