@@ -4,7 +4,7 @@
 #   Hub.output                the answers of the connection that is being served, of all of a turn: one send(2), the rest through the transport
 #
 # Order. Appends enter the queue while others wait; everything else, the lane too, waits for an empty queue, so no answer overtakes another and
-# each write is done before the read behind it.
+# each write is done before the read behind it. Nothing enters behind a claim or what settles one.
 # Bounds: `output` holds one answer beyond OUTPUT_BYTES_MAX. A peer that does not read stops the parser (`stalled`).
 # Owner: the loop's thread.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

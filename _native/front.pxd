@@ -1,11 +1,12 @@
 # The native front: HTTP/1.1 connections whose hot routes are served without a coroutine and without a Python object a record.
 #
 #   socket -> [shared read buffer] -> Front.process -> head -> route -> key -> scan -> ring ............ append (a Call waits in the queue)
+#                  |                       |                                   |---> ring ..................... claim, ack, nack, extend: likewise
 #                  |                       |                                   `---> reader -> `output` ... diff, state, at once
 #                  v                       `-> anything else: the bytes of exactly one message go to the lane (gunicorn's protocol, Falcon)
 #               `input`: what a turn left over                                     and nothing more is read before the lane has answered
 #
-# Front reads; hot_routes.pxd serves; answers.pxd keeps the order and sends; hub.pxd is what all connections of a worker share.
+# Front reads; hot_routes.pxd and queue_routes.pxd serve; answers.pxd keeps the order and sends; hub.pxd is what all connections of a worker share.
 #
 # A request that does not fit the read buffer is read straight into its connection's `input`, and that becomes the call's `raw` as it is: a large
 # body is copied once, by its encoding into the ring. Large buffers go round in `Hub.spares`.

@@ -14,10 +14,12 @@ from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64
 from topicsd._native.hot_routes cimport (
     HAND_ON, WAIT_FOR_BYTES, WAIT_FOR_QUEUE, answer_append, poll_look, serve_append, serve_diff, serve_state)
 from topicsd._native.http cimport (
-    BODY_CHUNKED, BODY_NONE, HEAD_ENCODED, HEAD_EXPECT, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND, ROUTE_DIFF, ROUTE_NONE,
-    ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_route)
+    BODY_CHUNKED, BODY_NONE, HEAD_ENCODED, HEAD_EXPECT, HEAD_HOST, HEAD_JSON, HEAD_TWICE, HEAD_UPGRADE, Head, ROUTE_APPEND, ROUTE_CLAIM,
+    ROUTE_DIFF, ROUTE_NONE, ROUTE_STATE, Span, http_frame_done, http_frame_feed, http_head_end, http_head_parse, http_route)
 from topicsd._native.hub cimport READ_BYTES, SCOPE_READ, SCOPE_WRITE, SECOND_NS, Call, Hub, bump
 from topicsd._native.layout cimport OUTCOME_MOVED
+from topicsd._native.queue_routes cimport answer_work, serve_work
+from topicsd._native.queue_wire cimport OUTCOME_NOT_QUEUE
 from topicsd._native.render cimport buffer_need
 
 cdef uint64_t END_NS_MAX = 2 * <uint64_t>SECOND_NS        # a peer has so long to close after our last answer
@@ -367,10 +369,11 @@ cdef class Front(Answers):
             return HAND_ON
         if hub.key_count:
             key = hub.key_of(at + head.authorization.at, head.authorization.bytes)
-            if key < 0 or not hub.may(key, SCOPE_WRITE if route == ROUTE_APPEND else SCOPE_READ, at + name.at, name.bytes):
+            if key < 0 or (route == ROUTE_CLAIM and not hub.may(key, SCOPE_READ, at + name.at, name.bytes)) or not hub.may(
+                    key, SCOPE_WRITE if route == ROUTE_APPEND or route >= ROUTE_CLAIM else SCOPE_READ, at + name.at, name.bytes):
                 return HAND_ON
             key = hub.keys[key].index if hub.inflight_max else -1
-        if self.queued >= CALLS_MAX or (self.last != NULL and (route != ROUTE_APPEND or self.last.route == <uint32_t>ROUTE_DIFF)):
+        if self.queued >= CALLS_MAX or (self.last != NULL and (route != ROUTE_APPEND or self.last.route != <uint32_t>ROUTE_APPEND)):
             return WAIT_FOR_QUEUE
         if head.length and not head.flags & HEAD_JSON:
             return HAND_ON
@@ -378,6 +381,8 @@ cdef class Front(Answers):
             return WAIT_FOR_BYTES
         if route == ROUTE_APPEND:
             return serve_append(self, at, head_bytes, head, at + name.at, name.bytes, key, flag)
+        if route >= ROUTE_CLAIM:
+            return serve_work(self, route, at, head_bytes, head, at + name.at, name.bytes, key)
         if route == ROUTE_DIFF:
             return serve_diff(self, at, head_bytes, head, at + name.at, name.bytes, key)
         return HAND_ON if head.body != BODY_NONE else serve_state(self, at, head, at + name.at, name.bytes, key, flag)
@@ -396,9 +401,11 @@ cdef class Front(Answers):
                     break
             elif not call.done:
                 break
-            elif call.answer.status == <uint32_t>OUTCOME_MOVED and call.next == NULL:
+            elif call.next == NULL and (call.answer.status == <uint32_t>OUTCOME_MOVED or call.answer.status == <uint32_t>OUTCOME_NOT_QUEUE):
                 self.hand_on_call(call)
                 return
+            elif call.route >= <uint32_t>ROUTE_CLAIM:
+                answer_work(self, call)
             else:
                 answer_append(self, call)
             if self.hub.output.used - self.hub.output_at > OUTPUT_BYTES_MAX:

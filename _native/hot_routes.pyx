@@ -18,10 +18,6 @@ from topicsd._native.table cimport table_find
 cdef const char *EMPTY = b"{}"      # what a diff without a body says
 
 
-cdef inline bint is_system(const uint8_t *name, uint32_t size) noexcept nogil:
-    return size >= 7 and memcmp(name, <const char *>b"system.", 7) == 0
-
-
 cdef inline bint plain_key(const uint8_t *at, uint32_t size) noexcept nogil:
     # An Idempotency-Key that is its own canonical form (scan_text.h): printable ASCII without quote and backslash, at most 256.
     cdef uint32_t n
@@ -29,6 +25,20 @@ cdef inline bint plain_key(const uint8_t *at, uint32_t size) noexcept nogil:
         if at[n] < 0x20 or at[n] > 0x7E or at[n] == 0x22 or at[n] == 0x5C:
             return False
     return size <= 256
+
+
+cdef submitted_call(Answers line, Call *call):
+    cdef Hub hub = line.hub
+    hub.calls[call.token & RING_MASK] = call
+    hub.outstanding += 1
+    if hub.outstanding == 1:
+        ring_writer(hub.ring)               # the writer has nothing else of ours: the shortest way
+    elif not hub.submitted:
+        hub.submitted = True
+        hub.call_soon(hub.bell)             # it is at work, or about to be: one bell for all of this turn
+    call.asked = hub.asked
+    line.push(call)
+    line.closing = call.close
 
 
 cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key,
@@ -72,18 +82,9 @@ cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, cons
     call.return_seqs = return_seqs
     call.name_bytes = name_bytes
     memcpy(call.name, name, name_bytes)
-    hub.calls[call.token & RING_MASK] = call
-    hub.outstanding += 1
-    if hub.outstanding == 1:
-        ring_writer(hub.ring)               # the writer has nothing else of ours: the shortest way
-    elif not hub.submitted:
-        hub.submitted = True
-        hub.call_soon(hub.bell)             # it is at work, or about to be: one bell for all of this turn
     hub.count_in(&hub.line.native_append, head.length)
     hub.ask(ROUTE_APPEND, at, head)
-    call.asked = hub.asked
-    line.push(call)
-    line.closing = call.close
+    submitted_call(line, call)
     return SERVED
 
 

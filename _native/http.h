@@ -451,7 +451,32 @@ static inline int64_t http_frame_feed(struct http_frame *frame, const uint8_t *a
 
 /* ---- paths ----------------------------------------------------------------------------------------------------------------------- */
 
-enum http_route { ROUTE_NONE = 0, ROUTE_APPEND = 1, ROUTE_DIFF = 2, ROUTE_STATE = 3 };
+/* The numbers of api/operations.py. */
+enum http_route {
+    ROUTE_NONE = 0,
+    ROUTE_APPEND = 1,
+    ROUTE_DIFF = 2,
+    ROUTE_STATE = 3,
+    ROUTE_CLAIM = 8,
+    ROUTE_ACK = 9,
+    ROUTE_NACK = 10,
+    ROUTE_EXTEND = 11
+};
+
+static inline int http_verb(const uint8_t *at, size_t bytes)
+{
+    if (bytes == 5 && memcmp(at, "/diff", 5) == 0)
+        return ROUTE_DIFF;
+    if (bytes == 6 && memcmp(at, "/claim", 6) == 0)
+        return ROUTE_CLAIM;
+    if (bytes == 4 && memcmp(at, "/ack", 4) == 0)
+        return ROUTE_ACK;
+    if (bytes == 5 && memcmp(at, "/nack", 5) == 0)
+        return ROUTE_NACK;
+    if (bytes == 7 && memcmp(at, "/extend", 7) == 0)
+        return ROUTE_EXTEND;
+    return ROUTE_NONE;
+}
 
 /* The hot route that a method and a target name, with the topic's span in `name` and the query's, without `?`, in `query`. */
 static inline int http_route(const struct http_head *head, const uint8_t *at, struct http_span *name, struct http_span *query)
@@ -475,9 +500,7 @@ static inline int http_route(const struct http_head *head, const uint8_t *at, st
         return ROUTE_NONE;
     if (place == end)
         return head->method == METHOD_POST ? ROUTE_APPEND : head->method == METHOD_GET ? ROUTE_STATE : ROUTE_NONE;
-    if (head->method == METHOD_POST && end - place == 5 && memcmp(target + place, "/diff", 5) == 0)
-        return ROUTE_DIFF;
-    return ROUTE_NONE;
+    return head->method == METHOD_POST ? http_verb(target + place, end - place) : ROUTE_NONE;
 }
 
 #endif

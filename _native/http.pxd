@@ -31,6 +31,10 @@ cdef extern from "http.h" nogil:
     const int ROUTE_APPEND
     const int ROUTE_DIFF
     const int ROUTE_STATE
+    const int ROUTE_CLAIM
+    const int ROUTE_ACK
+    const int ROUTE_NACK
+    const int ROUTE_EXTEND
 
     ctypedef struct Span "struct http_span":
         uint32_t at

@@ -24,6 +24,7 @@ from topicsd._native.port cimport Port
 from topicsd._native.reader cimport Reader
 from topicsd._native.render cimport Buffer
 from topicsd._native.scan cimport DiffRequest, WriteLimits, WriteRequest
+from topicsd._native.work_hot cimport QueueRequest
 
 cdef enum:
     BODY_NATIVE_MAX = 1 << 20        # a larger body is scanned in a thread, by Falcon
@@ -62,6 +63,8 @@ cdef struct Call:                    # a request from its head to its answer, wh
     DiffRequest diff
     Asked asked
     Buffer raw                       # the request, to hand it on when its topic has moved meanwhile
+    uint32_t body_at                 # queues: where its body begins
+    Buffer told                      # queues: the completion's payload
 
 cdef class Connection:               # what the hub knows of one
     cdef bint touched                # it is in Hub.touched
@@ -78,6 +81,7 @@ cdef class Hub(Port):
     cdef WriteLimits limits
     cdef WriteRequest write
     cdef DiffRequest diff
+    cdef QueueRequest work
     cdef uint64_t held, held_max      # bytes of requests that are not whole
     cdef uint64_t body_max, gzip_min, inflight_max, poll_ms_max
     cdef Key *keys

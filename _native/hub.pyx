@@ -9,7 +9,7 @@ import secrets
 import structlog
 
 from topicsd._native.atomics cimport add_32, clock_mono_ns, clock_wall_ms, fence_seq_cst, load_acquire_32, load_acquire_64, load_relaxed_64
-from topicsd._native.http cimport Head, http_is, http_plain_id
+from topicsd._native.http cimport Head, ROUTE_APPEND, http_is, http_plain_id
 from topicsd._native.layout cimport NO_SLOT, OUTCOME_OK, OUTCOME_UNKNOWN, completion
 from topicsd._native.meters cimport Meters, meter_request
 from topicsd._native.port cimport Port, completed
@@ -126,6 +126,7 @@ cdef class Hub(Port):
             self.free_calls = call.next
             diff_free(&call.diff)
             buffer_free(&call.raw)
+            buffer_free(&call.told)
             free(call)
         write_free(&self.write)
         diff_free(&self.diff)
@@ -190,7 +191,8 @@ cdef class Hub(Port):
 
     cdef void give_call(self, Call *call) noexcept:
         self.give_buffer(&call.raw)
-        call.raw.used = 0
+        self.give_buffer(&call.told)
+        call.raw.used = call.told.used = 0
         call.owner = NULL
         call.done = call.polling = call.woken = False
         call.next = self.free_calls
@@ -208,7 +210,7 @@ cdef class Hub(Port):
         if call.owner != NULL:
             self.touch(<Connection>call.owner)
             return
-        if call.answer.status == <uint32_t>OUTCOME_OK:
+        if call.answer.status == <uint32_t>OUTCOME_OK and call.route == <uint32_t>ROUTE_APPEND:
             bump(&self.line.records_in, call.answer.count)
         self.leave(call)
         self.give_call(call)
@@ -246,6 +248,9 @@ cdef class Hub(Port):
                         self.calls[answer.token & RING_MASK] = NULL
                         self.outstanding -= 1
                         call.answer = answer
+                        if answer.payload_bytes and buffer_need(&call.told, answer.payload_bytes) == 0:
+                            memcpy(call.told.bytes, payload, answer.payload_bytes)
+                            call.told.used = answer.payload_bytes
                         completion_done(self.ring)
                         self.settle(call)
                         continue

@@ -1,0 +1,1 @@
+# Nothing for Python: Front.serve calls it.
