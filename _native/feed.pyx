@@ -20,7 +20,7 @@ from topicsd._native.priority cimport effective_priority
 from topicsd._native.reader cimport Reader
 from topicsd._native.render cimport buffer_free, buffer_need, buffer_shrink, put_bytes, put_text, put_u64
 from topicsd._native.scheduler cimport (
-    BANDS, entry_init, schedule, schedule_next, schedule_served, unschedule)
+    BANDS, Entry, entry_init, schedule, schedule_next, schedule_served, unschedule)
 from topicsd._native.sessions cimport ROW_GONE, ROW_MEMBER, ROW_PATTERN, Row, Session, Sessions, next_row
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK
 from topicsd._native.stream cimport put_base64, render_deleted, render_frame
@@ -298,6 +298,7 @@ cdef class Stream:
                 raise MemoryError
             part.iov_base, part.iov_len = feed.ids.bytes, feed.ids.used
             count(&feed.line.frames, 1)
+            count(&feed.line.ws_frames, self.format != FORMAT_SSE)
             self.send_parts(&part, 1, feed.ids.used)
         finally:
             if self.session is not None:
@@ -340,6 +341,8 @@ cdef class Stream:
         cdef int n
         self.written_ns = feed.now_ns
         count(&feed.line.bytes, total)
+        if self.format != FORMAT_SSE:
+            count(&feed.line.ws_bytes, total)
         if self.fd >= 0 and not self.held:
             memset(&message, 0, sizeof(message))
             message.msg_iov, message.msg_iovlen = part, parts_count
@@ -584,6 +587,7 @@ cdef class Feed:
         stream.written_ns = self.now_ns
         stream.held = fd >= 0 and sink.held() > 0      # an earlier answer is still on its way out
         count(&self.line.streams, 1)
+        count(&self.line.ws_streams, format != FORMAT_SSE)
         self.streams.add(stream)
         return stream
 
@@ -702,6 +706,17 @@ cdef class Feed:
             if self.scheduler.first[band] != NULL:
                 return True
         return False
+
+    def oldest_ms(self, int32_t band_least):
+        """For how long the one that was first to come has waited, of those in this band or a higher one."""
+        cdef int32_t band
+        cdef uint64_t oldest = 0
+        cdef Entry *entry
+        for band in range(max(band_least, 0), BANDS):
+            entry = self.scheduler.first[band]
+            if entry != NULL and self.now_ms > entry.since_ms:
+                oldest = max(oldest, self.now_ms - entry.since_ms)
+        return oldest
 
     @property
     def topics(self):
@@ -919,6 +934,9 @@ cdef class Feed:
         if n:
             count(&self.line.frames, n // 2 if sse else n)
             count(&self.line.records, frame.records)
+            if not sse:
+                count(&self.line.ws_frames, n)
+                count(&self.line.ws_records, frame.records)
             count(&self.line.tombstones, frame.tombstone_end != 0)
             stream.unsafe = True
             stream.send_parts(parts, n, total)

@@ -3,15 +3,17 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.atomics cimport clock_mono_ns, clock_wall_ms, load_acquire_64
+from topicsd._native.atomics cimport clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64
 from topicsd._native.diff cimport DiffResult, diff
 from topicsd._native.http cimport HEAD_CLOSE, HEAD_GZIP, ROUTE_APPEND, ROUTE_DIFF, ROUTE_STATE
 from topicsd._native.hub cimport Hub, bump
 from topicsd._native.layout cimport COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_OK
 from topicsd._native.port cimport completed, submit_append_quietly
+from topicsd._native.priority cimport effective_priority
 from topicsd._native.render cimport AppendAnswer, render_append
 from topicsd._native.ring cimport RING_MASK, ring_writer
 from topicsd._native.scan cimport DiffRequest, diff_free, scan_diff, scan_write
+from topicsd._native.scheduler cimport band_of
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_OK, State, read_state, render_state, touch_topic
 from topicsd._native.table cimport table_find
 
@@ -54,6 +56,10 @@ cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, cons
     slot = hub.place(name, name_bytes, &topic_id)
     if slot == NO_SLOT or scan_write(at + head_bytes, head.length, &hub.limits, &hub.write) != 0 or hub.write.has_config:
         return HAND_ON
+    if hub.write_band_least and hub.write.disable_backpressure != 1 and band_of(
+            effective_priority(&hub.shared.r.table[slot].config, load_relaxed_64(&hub.shared.r.table[slot].last_read_ms), clock_wall_ms()),
+            0) < hub.write_band_least:
+        return HAND_ON                          # under pressure it waits its turn there, or is refused
     if head.flags & HEAD_GZIP and 360 + name_bytes + (21 * <uint64_t>hub.write.count if return_seqs else 0) > hub.gzip_min:
         return HAND_ON                      # its answer may be worth compressing
     call = hub.take_call()
@@ -230,7 +236,7 @@ cdef answer_append(Answers line, Call *call):
     answer.body_differs = call.answer.flags & COMPLETION_BODY_DIFFERS != 0
     answer.return_seqs = call.return_seqs
     answer.total_us = (hub.now_ns - call.started_ns) // 1000
-    answer.wal_us, answer.fsync_us = call.answer.wal_us, call.answer.fsync_us
+    answer.wal_us, answer.fsync_us, answer.parked_us = call.answer.wal_us, call.answer.fsync_us, 0
     begin = line.answer_begin()
     if render_append(&hub.output, &answer) != 0:
         raise MemoryError

@@ -12,7 +12,7 @@
 # worker line          this worker            relaxed   numbers of a moment ago
 #
 # A Call's owner is borrowed: connection_lost clears it, and a call that the writer still has stays in `calls` without one.
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cpython.ref cimport PyObject
 
@@ -74,6 +74,7 @@ cdef class Hub(Port):
     cdef Reader reader
     cdef worker_line *line
     cdef readonly bint native        # serve hot routes
+    cdef public int32_t write_band_least    # appends to topics of lower bands are handed on (pressure, api/pressure.py)
     cdef public bint draining
     cdef readonly object worker
     cdef object make_lane, refusals, loop, timer

@@ -15,6 +15,7 @@ class Connection:
 class Hub(Port):
     native: bool
     draining: bool
+    write_band_least: int
     worker: Any
     polling: int
     def __init__(

@@ -13,6 +13,7 @@ class Shard:
     directory: bytes
     number: int
     file_system: FileSystem
+    group_commit_ms: float
 
     def __init__(
         self,

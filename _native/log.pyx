@@ -238,6 +238,15 @@ cdef class Shard:
         free(self.own_line)
         free(self.own_rows)
 
+    @property
+    def group_commit_ms(self):
+        """How long frames that nobody waits for may gather before a sync."""
+        return load_relaxed_64(&self.state.group_commit_ns) / 1e6
+
+    @group_commit_ms.setter
+    def group_commit_ms(self, double value):
+        store_relaxed_64(&self.state.group_commit_ns, <uint64_t>(value * 1e6))
+
     cdef void close_files(self) noexcept nogil:
         cdef ShardState *s = self.state
         cdef uint32_t k
@@ -618,13 +627,13 @@ cdef class Shard:
                 futex_wait(&s.sync_bell, seen, IDLE_NS)
                 continue
             if written > synced:
-                if load_seq_cst_64(&s.asked) > synced or now_ns - last_ns >= s.group_commit_ns:
+                if load_seq_cst_64(&s.asked) > synced or now_ns - last_ns >= load_relaxed_64(&s.group_commit_ns):
                     last_ns = now_ns
                     self.sync_pass()
                     self.ring(bell)
                     continue
                 arm = ARMED_TIMED
-                sleep_ns = <int64_t>(s.group_commit_ns - (now_ns - last_ns))
+                sleep_ns = max(<int64_t>(load_relaxed_64(&s.group_commit_ns) - (now_ns - last_ns)), <int64_t>0)
             store_seq_cst_32(&s.sync_armed, arm)
             fence_seq_cst()
             # Look again: who stored before the flag was up did not wake us.

@@ -15,7 +15,11 @@ struct meter_line { /* one a ring slot; that worker only, but for gauges: the ar
     uint64_t limits[METER_LIMITS];                      /* 429 by what was reached */
     uint64_t ws_messages_in, ws_messages_out;
     uint64_t ws_connections; /* gauge */
-    uint64_t reserved[7];
+    uint64_t pressure;       /* gauge: 0 to 3, the rung of the ladder that the worker stands on (api/pressure.py) */
+    uint64_t behind_ms;      /* gauge: for how long the writer has had a request of this worker */
+    uint64_t feed_waiting;   /* gauge: topics that wait to be delivered */
+    uint64_t parked, parked_us_sum; /* writes that waited for room or for pressure to pass, and for how long */
+    uint64_t reserved[2];
 };
 
 #endif

@@ -29,6 +29,11 @@ cdef extern from "meters.h" nogil:
         uint64_t ws_messages_in
         uint64_t ws_messages_out
         uint64_t ws_connections
+        uint64_t pressure
+        uint64_t behind_ms
+        uint64_t feed_waiting
+        uint64_t parked
+        uint64_t parked_us_sum
 
 cdef class Meters:
     cdef MeterLine *lines

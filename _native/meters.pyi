@@ -16,6 +16,11 @@ class Totals(TypedDict):
     ws_messages_in: int
     ws_messages_out: int
     ws_connections: int
+    feed_waiting: int
+    parked: int
+    parked_us_sum: int
+    behind_ms: int
+    pressure: int
 
 @final
 class Meters:
@@ -30,6 +35,13 @@ class Meters:
     def limit(self, ring: int, which: int) -> None: ...
     def message(self, ring: int, out: bool) -> None: ...
     def sockets(self, ring: int, count: int) -> None: ...
+    def pressed(self, ring: int, level: int, behind_ms: int, feed_waiting: int) -> None:
+        """Set the gauges of how pressed a worker is."""
+    def parked(self, ring: int, us: int) -> None:
+        """Count a write that waited, and for how long."""
+    @property
+    def pressure(self) -> int:
+        """Return the highest rung that any worker stands on."""
     def bury(self, ring: int) -> None:
         """Clear the gauges of a dead worker; its counters stay."""
     def totals(self) -> Totals: ...

@@ -54,8 +54,28 @@ cdef class Meters:
     def sockets(self, uint32_t ring, uint64_t count):
         store_relaxed_64(&self.line(ring).ws_connections, count)
 
+    def pressed(self, uint32_t ring, uint64_t level, uint64_t behind_ms, uint64_t feed_waiting):
+        cdef MeterLine *line = self.line(ring)
+        store_relaxed_64(&line.pressure, level)
+        store_relaxed_64(&line.behind_ms, behind_ms)
+        store_relaxed_64(&line.feed_waiting, feed_waiting)
+
+    def parked(self, uint32_t ring, uint64_t us):
+        cdef MeterLine *line = self.line(ring)
+        meter_add(&line.parked, 1)
+        meter_add(&line.parked_us_sum, us)
+
+    @property
+    def pressure(self):
+        cdef uint32_t n
+        cdef uint64_t most = 0
+        for n in range(self.ring_slots):
+            most = max(most, load_relaxed_64(&self.lines[n].pressure))
+        return most
+
     def bury(self, uint32_t ring):
         self.sockets(ring, 0)
+        self.pressed(ring, 0, 0, 0)
 
     def totals(self):
         """Sum all lines."""
@@ -65,7 +85,8 @@ cdef class Meters:
         lag = [0] * METER_BUCKETS
         operations = [[0] * 6 for _ in range(METER_OPERATIONS)]
         limits = [0] * METER_LIMITS
-        sums = dict.fromkeys(("request_us_sum", "lag_us_sum", "ws_messages_in", "ws_messages_out", "ws_connections"), 0)
+        sums = dict.fromkeys(("request_us_sum", "lag_us_sum", "ws_messages_in", "ws_messages_out", "ws_connections", "feed_waiting", "parked",
+                              "parked_us_sum", "behind_ms", "pressure"), 0)
         for n in range(self.ring_slots):
             line = &self.lines[n]
             for place in range(METER_BUCKETS):
@@ -81,6 +102,11 @@ cdef class Meters:
             sums["ws_messages_in"] += load_relaxed_64(&line.ws_messages_in)
             sums["ws_messages_out"] += load_relaxed_64(&line.ws_messages_out)
             sums["ws_connections"] += load_relaxed_64(&line.ws_connections)
+            sums["feed_waiting"] += load_relaxed_64(&line.feed_waiting)
+            sums["parked"] += load_relaxed_64(&line.parked)
+            sums["parked_us_sum"] += load_relaxed_64(&line.parked_us_sum)
+            sums["pressure"] = max(sums["pressure"], load_relaxed_64(&line.pressure))
+            sums["behind_ms"] = max(sums["behind_ms"], load_relaxed_64(&line.behind_ms))
         return {"request_us": request, "lag_us": lag, "operations": operations, "limits": limits, **sums}
 
 

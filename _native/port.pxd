@@ -42,6 +42,7 @@ cdef class Completion:
     cdef readonly uint32_t count
     cdef readonly uint32_t wal_us
     cdef readonly uint32_t fsync_us
+    cdef public uint64_t parked_us         # how long it waited in the worker, for room or for pressure to pass; set by api/calls.py
     cdef readonly tuple values
     cdef readonly bytes payload
 

@@ -26,6 +26,7 @@ class Completion:
     def head(self) -> int: ...
     @property
     def count(self) -> int: ...
+    parked_us: int
     @property
     def wal_us(self) -> int: ...
     @property
@@ -59,6 +60,8 @@ class Port:
         Every token is answered once; OUTCOME_UNKNOWN says that the writer died meanwhile. What the callback raises comes out, and the bell
         rings again for the rest.
         """
+    @property
+    def cursors(self) -> tuple[int, int]: ...
     def watch(self, slot: int) -> None:
         """Ask to be told, once, when the topic in `slot` moves; look at its head after this and before waiting."""
     def unwatch(self, slot: int) -> None: ...

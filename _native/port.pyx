@@ -190,6 +190,11 @@ cdef class Port:
             ring_bell(self.ring.bell_fd)    # come back for the rest
             raise
 
+    @property
+    def cursors(self):
+        """(what the writer has done with, what was sent), counted from the ring's beginning."""
+        return load_acquire_64(&self.ring.head), self.ring.tail
+
     def watch(self, uint32_t slot):
         if slot >= self.shared.r.topics_max:
             raise IndexError(f"topic slot {slot}")

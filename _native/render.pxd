@@ -28,7 +28,7 @@ cdef struct AppendAnswer:
     uint32_t topic_bytes
     uint64_t first_seq, count, head
     bint created, deduped, body_differs, return_seqs
-    uint64_t total_us, wal_us, fsync_us
+    uint64_t total_us, wal_us, fsync_us, parked_us
 
 cdef struct Tombstone:
     uint64_t gap_from, gap_to

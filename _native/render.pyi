@@ -8,6 +8,7 @@ def append_answer(
     deduped: bool = False,
     body_differs: bool = False,
     return_seqs: bool = True,
+    parked_us: int = 0,
     total_us: int = 0,
     wal_us: int = 0,
     fsync_us: int = 0,

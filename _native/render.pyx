@@ -201,7 +201,8 @@ cdef int render_append(Buffer *buffer, const AppendAnswer *answer) noexcept nogi
     at = put_ms(put_text(at, b',"performance":{"server_total_ms":'), answer.total_us)
     at = put_ms(put_text(at, b',"wal_append_ms":'), answer.wal_us)
     at = put_ms(put_text(at, b',"fsync_ms":'), answer.fsync_us)
-    at = put_text(at, b',"throttle_wait_ms":0.0}}')
+    at = put_ms(put_text(at, b',"throttle_wait_ms":'), answer.parked_us)
+    at = put_text(at, b"}}")
     buffer.used = at - buffer.bytes
     return 0
 
@@ -209,6 +210,7 @@ cdef int render_append(Buffer *buffer, const AppendAnswer *answer) noexcept nogi
 def append_answer(
     bytes topic, uint64_t first_seq, uint64_t count, uint64_t head, *, bint created=False, bint deduped=False, bint body_differs=False,
     bint return_seqs=True, uint64_t total_us=0, uint64_t wal_us=0, uint64_t fsync_us=0,
+    uint64_t parked_us=0,
 ):
     """Return the JSON answer to a write of `count` records (at least 1); times in microseconds. A §2."""
     cdef Buffer buffer
@@ -220,6 +222,7 @@ def append_answer(
     answer.first_seq, answer.count, answer.head = first_seq, count, head
     answer.created, answer.deduped, answer.body_differs, answer.return_seqs = created, deduped, body_differs, return_seqs
     answer.total_us, answer.wal_us, answer.fsync_us = total_us, wal_us, fsync_us
+    answer.parked_us = parked_us
     buffer.bytes, buffer.used, buffer.room = NULL, 0, 0
     try:
         if render_append(&buffer, &answer) != 0:

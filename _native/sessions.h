@@ -68,7 +68,8 @@ _Static_assert(sizeof(struct session_move) == 32, "session move");
 struct delivery_line { /* one a ring slot; that worker only; never reset */
     uint64_t frames, records, bytes, tombstones, heartbeats, slow_closed, taken_over, advisories, streams;
     uint64_t poke; /* other workers: a session of this one was taken over */
-    uint64_t reserved[6];
+    uint64_t ws_frames, ws_records, ws_bytes, ws_streams; /* of frames, records, bytes, streams: those of WebSockets */
+    uint64_t reserved[2];
 };
 _Static_assert(sizeof(struct delivery_line) == 128, "delivery line");
 

@@ -100,6 +100,10 @@ cdef extern from "sessions.h" nogil:
         uint64_t advisories
         uint64_t streams
         uint64_t poke
+        uint64_t ws_frames
+        uint64_t ws_records
+        uint64_t ws_bytes
+        uint64_t ws_streams
 
     void give_pages_back(void *at, size_t size)
 

@@ -33,7 +33,8 @@ cdef enum:
 PATTERN, TAIL, MEMBER, GONE = ROW_PATTERN, ROW_TAIL, ROW_MEMBER, ROW_GONE
 ROWS_MAX = SESSION_ROWS_MAX
 
-_LINE_WORDS = "frames records bytes tombstones heartbeats slow_closed taken_over advisories streams".split()
+_LINE_WORDS = (
+    "frames records bytes tombstones heartbeats slow_closed taken_over advisories streams poke ws_frames ws_records ws_bytes ws_streams").split()
 
 
 cdef void *mapped(uint64_t size) except NULL:
@@ -343,6 +344,7 @@ cdef class Sessions:
         for ring in range(RING_SLOTS_MAX):
             for place, name in enumerate(_LINE_WORDS):
                 totals[name] += load_relaxed_64(<uint64_t *>&self.lines[ring] + <int>place)
+        del totals["poke"]
         return totals
 
 

@@ -276,6 +276,7 @@ class Commands:
             total_us=due.exchange.spent_us,
             wal_us=completion.wal_us,
             fsync_us=completion.fsync_us,
+            parked_us=completion.parked_us,
         )
         self.answer("ack", due.request_id, body)
 

@@ -15,7 +15,7 @@ from topicsd import errors, limits
 from topicsd._native.feed import Feed, Stream, View
 from topicsd._native.sessions import MEMBER
 from topicsd.api.context import Context
-from topicsd.api.pressure import Pressure
+from topicsd.api.pressure import Behind, Pressure, Signs
 from topicsd.api.watching import matching
 
 log = structlog.get_logger("feed")
@@ -43,6 +43,11 @@ class FeedLoop:
         self.context = context
         self.native = Feed(port, reader, context.sessions, context.ring, slow_ms=limits.SLOW_CONSUMER_MS_MAX)
         self.pressure = Pressure()
+        self._port = port
+        self._behind = Behind()
+        self._tick_due_s: float | None = None
+        context.calls.priority_of = self._priority_of
+        context.calls.count_parked = lambda us: context.meters.parked(context.ring, us)
         self._patterns: dict[bytes, Pattern] = {}
         self._names_version = -1
         self._generation = context.shared.generation
@@ -129,24 +134,45 @@ class FeedLoop:
             self.native.tick()
             streams = max(len(self.native.streams), 1)
             self.native.share = min(max(limits.STREAMS_BYTES_MAX // streams, limits.STREAM_BYTES_MIN), limits.STREAM_BYTES_MAX)
-            self._feel_pressure(0.0 if self._busy_since is None else loop.time() - self._busy_since)
+            self._feel_pressure(loop.time())
             if self.native.waiting and self._due is None:
                 self.turn()
         except Exception:
             log.exception("a tick of the feed failed")
-        loop.call_later(TICK_S, self._tick)
+        self._tick_due_s = loop.time() + TICK_S
+        loop.call_at(self._tick_due_s, self._tick)
 
-    def _feel_pressure(self, busy_s: float) -> None:
-        """Let low bands wait while there is no pause, and say so to those who watch them (D §3, A §7.5)."""
-        level = self.pressure.feel(busy_s * 1000)
-        self.native.band_least = self.pressure.band_least
-        if level < self.pressure.ADVISE:
+    def _feel_pressure(self, now_s: float) -> None:
+        """Go up or down the ladder; let low bands wait and say so to those who watch them (D §3, A §7.5)."""
+        context, pressure = self.context, self.pressure
+        behind_ms = 0.0
+        if context.shared.ready:
+            done, sent = self._port.cursors
+            behind_ms = self._behind.look(done, sent, now_s)
+        else:
+            self._behind.forget()
+        busy_ms = 0.0 if self._busy_since is None else (now_s - self._busy_since) * 1000
+        lag_ms = 0.0 if self._tick_due_s is None else max(now_s - self._tick_due_s, 0.0) * 1000
+        late_ms = self.native.oldest_ms(pressure.BANDS[pressure.REFUSE]) if busy_ms else 0
+        level = pressure.feel(Signs(busy_ms, late_ms, behind_ms, lag_ms))
+        self.native.band_least = pressure.band_least
+        context.calls.press(pressure.write_band_least, pressure.retry_after_ms)
+        if context.settings.front == "native":
+            self._port.write_band_least = pressure.write_band_least
+        context.meters.pressed(context.ring, level, int(behind_ms), self.native.waiting)
+        if level < pressure.ADVISE:
             return
         for stream in list(self.native.streams):
             if self.native.now_ns - stream.advised_ns < self.pressure.ADVISE_EVERY_MS * 1_000_000:
                 continue
             if topics := stream.paced(self.native.band_least):
                 stream.advise(self.pressure.retry_after_ms, topics, "watch throttled under CPU pressure")
+
+    def _priority_of(self, slot: int) -> int:
+        try:
+            return int(self.context.reader.summary(slot, self.context.now_ms)["effective_priority"])
+        except Exception:  # it has just gone: whoever appends finds out
+            return 0
 
     # ---- patterns
 

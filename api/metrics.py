@@ -46,6 +46,7 @@ class Metrics(Route):
             [(operation.method, operation.path) for operation in OPERATIONS],
             context.ring_depths(),
             context.leases_in_flight(),
+            context.sessions.counters() if context.sessions is not None else None,
         )
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))

@@ -49,6 +49,7 @@ async def append(context: Context, exchange: Exchange, resp: falcon.asgi.Respons
         total_us=exchange.spent_us,
         wal_us=completion.wal_us,
         fsync_us=completion.fsync_us,
+        parked_us=completion.parked_us,
     )
     answers.send(resp, rendered, 201 if created else 200)
 

@@ -100,20 +100,19 @@ def collect(
     operations: Sequence[tuple[str, str]] = (),
     ring_depths: Sequence[int] = (),
     leases: int = 0,
+    delivered: dict[str, int] | None = None,
 ) -> list[Family]:
     """Read all counters and gauges once. Each word is exact; together they are of about the same moment.
 
-    operations: method and path of each number of the meters, from 1.
+    operations: method and path of each number of the meters, from 1; delivered: Sessions.counters().
     """
-    requests = [] if meters is None else _requests(meters.totals(), operations)
-    return [
-        *_gauges(shared, uptime_ms, leases),
-        *_log(shared, shards),
-        *_workers(shared),
-        *_ring(ring_depths),
-        *requests,
-        *_topics(topics, truncated),
-    ]
+    totals = None if meters is None else meters.totals()
+    families = [*_gauges(shared, uptime_ms, leases), *_log(shared, shards), *_workers(shared), *_ring(ring_depths)]
+    if totals is not None:
+        families += [*_requests(totals, operations), *_pressure(totals)]
+    if delivered is not None:
+        families += _delivery(delivered)
+    return [*families, *_topics(topics, truncated)]
 
 
 def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
@@ -136,7 +135,6 @@ def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
         gauge("topics_recovery_progress", "Share of the log that is replayed, 0 to 1.", shared.get("replay_permille") / 1000),
         gauge("topics_recovery_ms", "What the last recovery took.", shared.get("recovered_ms")),
         gauge("topics_writer_generation", "Writers started so far.", shared.generation),
-        gauge("topics_pressure", "0 none, 1 to 3: how far writes are held back.", shared.get("pressure")),
         gauge("topics_ephemeral_bytes", "Memory held by ephemeral records.", shared.get("ephemeral_bytes")),
         gauge("topics_uptime_ms", "Since the server started.", uptime_ms),
     ]
@@ -203,9 +201,10 @@ def _workers(shared: Regions) -> list[Family]:
 
 
 def _ring(depths: Sequence[int]) -> list[Family]:
-    return (
-        [Family("topics_ring_depth", "gauge", "Requests in the rings that the writer has not taken yet.", [("", {}, sum(depths))])] if depths else []
-    )
+    if not depths:
+        return []
+    peak = Family("topics_ring_depth_max", "gauge", "The same of the fullest ring.", [("", {}, max(depths))])
+    return [Family("topics_ring_depth", "gauge", "Requests in the rings that the writer has not taken yet.", [("", {}, sum(depths))]), peak]
 
 
 def _requests(totals: dict[str, Any], operations: Sequence[tuple[str, str]]) -> list[Family]:
@@ -226,6 +225,46 @@ def _requests(totals: dict[str, Any], operations: Sequence[tuple[str, str]]) -> 
         Family("topics_ws_connections", "gauge", "Open WebSockets.", [("", {}, totals["ws_connections"])]),
         Family("topics_ws_messages_total", "counter", "WebSocket messages.", messages),
     ]
+
+
+def _pressure(totals: dict[str, Any]) -> list[Family]:
+    return [
+        Family(
+            "topics_pressure",
+            "gauge",
+            "The rung of the ladder: 0 none, 1 coalesce, 2 low bands wait, 3 low writes wait.",
+            [("", {}, totals["pressure"])],
+        ),
+        Family("topics_writer_behind_ms", "gauge", "For how long the writer has had its oldest request.", [("", {}, totals["behind_ms"])]),
+        Family("topics_feed_waiting", "gauge", "Topics that wait to be delivered.", [("", {}, totals["feed_waiting"])]),
+        Family("topics_parked_writes_total", "counter", "Writes that waited for room or for pressure to pass.", [("", {}, totals["parked"])]),
+        Family("topics_parked_us_total", "counter", "For how long they did, in microseconds.", [("", {}, totals["parked_us_sum"])]),
+    ]
+
+
+_BY_DOOR = (
+    ("frames", "Events sent to watchers, notices and notes on gaps included."),
+    ("records", "Records sent to watchers."),
+    ("bytes", "Bytes sent to watchers."),
+    ("streams", "Streams opened: event streams, and WebSockets that subscribed."),
+)
+_DELIVERY = (
+    ("tombstones", "Gaps told to watchers."),
+    ("heartbeats", "Heartbeats sent to event streams."),
+    ("slow_closed", "Streams closed because their client took nothing for too long."),
+    ("taken_over", "Streams that another one of the same session ended."),
+    ("advisories", "Advisory 429 sent to event streams."),
+)
+
+
+def _delivery(counters: dict[str, int]) -> list[Family]:
+    """Build what the feeds count (sessions.h: struct delivery_line)."""
+    families = []
+    for name, text in _BY_DOOR:
+        sockets = counters[f"ws_{name}"]
+        samples: list[tuple[str, Labels, float]] = [("", {"door": "sse"}, counters[name] - sockets), ("", {"door": "websocket"}, sockets)]
+        families.append(Family(f"topics_delivered_{name}_total" if name != "streams" else "topics_streams_opened_total", "counter", text, samples))
+    return families + [Family(f"topics_delivery_{name}_total", "counter", text, [("", {}, counters[name])]) for name, text in _DELIVERY]
 
 
 _TOPIC = (

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,10 @@ class Child:
         self.backoff = Backoff()
 
 
-def _run_writer(shared: Shared, settings: Settings) -> int:
+def _run_writer(meters: Meters, shared: Shared, settings: Settings) -> int:
     from topicsd.writer import run_writer
 
-    return run_writer(shared, settings)
+    return run_writer(shared, settings, meters)
 
 
 def _run_keeper(shared: Shared, settings: Settings) -> int:
@@ -82,7 +83,7 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         self.meters = app.meters
         self.sessions = app.sessions
         self.settings = app.settings
-        self.writer = Child("writer", _run_writer)
+        self.writer = Child("writer", partial(_run_writer, app.meters))
         self.keeper = Child("keeper", _run_keeper)
         self.children = (self.writer, self.keeper)
         self.stopping = False

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from topicsd import limits
 from topicsd._native.log_walk import LogFormatError
+from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
@@ -34,7 +36,7 @@ MARK_AFTER_TICKS = 20  # an idle second: then a mark records what is synced
 log = structlog.get_logger("writer")
 
 
-def run_writer(shared: Shared, settings: Settings) -> int:
+def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None) -> int:
     """Recover, then serve the rings until SIGUSR1 says that no worker is left; return the exit code."""
     ending = False
 
@@ -71,7 +73,7 @@ def run_writer(shared: Shared, settings: Settings) -> int:
     shared.set("replay_permille", 1000)
     shared.set("ready", 1)
     store.sequencer.wake_all_workers()
-    loop = Loop(store)
+    loop = Loop(store, meters)
     while not ending:
         loop.step()
     loop.drain()
@@ -91,11 +93,18 @@ def options_of(settings: Settings) -> StoreOptions:
     )
 
 
+def widened(group_commit_ms: float, level: int) -> float:
+    """Return the group-commit interval at a level of pressure."""
+    return max(group_commit_ms, min(group_commit_ms * (1 << level), limits.GROUP_COMMIT_WIDENED_MS_MAX))
+
+
 class Loop:
     """Turns, commands, ticks: what the writer does between start and end."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, meters: Meters | None = None) -> None:
         self.store = store
+        self.meters = meters
+        self.pressure = 0
         self.sequencer = store.sequencer
         self.engine = store.engine
         self.tick_at_ms = 0
@@ -130,6 +139,7 @@ class Loop:
         return {"ok": answer.body}, answer.wait_slot
 
     def _tick(self) -> None:
+        self._feel_pressure()
         self.engine.tick()
         self.sequencer.reap_dead()
         self.store.heal()
@@ -140,6 +150,15 @@ class Loop:
                     shard.write_mark(self.store.clock.wall_ms())
         else:
             self.idle_ticks = 0
+
+    def _feel_pressure(self) -> None:
+        """Let groups gather for longer while a worker is pressed: fewer syncs leave more of the machine to the rest (D §3.1)."""
+        level = 0 if self.meters is None else self.meters.pressure
+        if level != self.pressure:
+            self.pressure = level
+            self.store.shared.set("pressure", level)
+            for shard in self.store.shards:
+                shard.group_commit_ms = widened(self.store.options.group_commit_ms, level)
 
     def drain(self) -> None:
         """Answer what the workers have committed before they ended."""

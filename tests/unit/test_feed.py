@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.feed_house import FeedHouse
+from fakes.feed_house import FeedHouse, Sink
 
 
 @pytest.fixture
@@ -286,3 +286,57 @@ def test_records_come_in_order_once_whatever_stalls(house: FeedHouse) -> None:
                 assert event[3] == at + 1
                 at = event[4]
         assert at == head
+
+
+# ---- the scheduler at work ---------------------------------------------------------------------------------------------------
+
+
+def flooded(house: FeedHouse, topics: int, **config: int) -> list[Sink]:
+    """Let many topics with a priority wait, each with a watcher."""
+    sinks = []
+    for number in range(topics):
+        name = f"flood-{number}"
+        house.engine_house.put(name, priority=config.get("priority", 0))
+        sinks.append(house.follow({name: 0}))
+    house.engine_house.put("hot", priority=1000)
+    return sinks
+
+
+def one_turn(house: FeedHouse) -> None:
+    """Serve one topic: a slice of a nanosecond."""
+    house.tell_time()
+    house.port.drain(lambda token, answer: None)
+    house.feed.dirty(house.port.dirty())
+    house.feed.run(1)
+
+
+def test_the_highest_topic_is_delivered_next_whatever_waits_already(house: FeedHouse) -> None:
+    sinks = flooded(house, 8)
+    hot = house.follow({"hot": 0})
+    hot.brief()
+    for number in range(8):
+        house.engine_house.append(f"flood-{number}", [{"data": 1}])
+    one_turn(house)
+    house.engine_house.append("hot", [{"data": "now"}])
+    one_turn(house)
+    assert hot.brief() == [("record", "hot", [1])], "it came last and goes first"
+    assert sum(b"event: record" in sink.data for sink in sinks) == 1
+    house.turn()
+    assert all(b"event: record" in sink.data for sink in sinks), "and nobody is forgotten"
+
+
+def test_the_lowest_topic_is_delivered_within_ten_seconds_of_an_endless_flood_above_it(house: FeedHouse) -> None:
+    low = flooded(house, 1, priority=-1000)[0]
+    low.brief()
+    hot = house.follow({"hot": 0})
+    house.engine_house.append("flood-0", [{"data": 1}])
+    house.engine_house.append("hot", [{"data": 0}])
+    waited_ms = 0
+    while b"event: record" not in low.data and waited_ms < 30_000:
+        one_turn(house)
+        house.engine_house.append("hot", [{"data": 1}])
+        house.clock.advance(100)
+        waited_ms += 100
+    assert 5_000 <= waited_ms <= 10_500, "the band decides until it is overdue"
+    one_turn(house)
+    assert hot.events(), "the flood went on meanwhile"

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+from fakes.feed_house import FeedHouse, Sink
 from topicsd import limits, metrics
+from topicsd._native.feed import WEBSOCKET
 from topicsd._native.meters import BUCKETS, LIMITS, OPERATIONS, Meters, ring_depths
 from topicsd._native.regions import Shared
 from topicsd._native.ring_end import RingEnd
@@ -97,3 +99,41 @@ def test_the_ring_depth_is_what_the_writer_has_not_taken():
     end.send(b"x" * 8)
     end.send(b"y" * 8)
     assert ring_depths(shared) == [2, 0]
+
+
+def test_pressure_is_that_of_the_most_pressed_worker_and_a_dead_ones_is_cleared():
+    meters = Meters(2)
+    meters.pressed(0, 1, 5, 2)
+    meters.pressed(1, 3, 900, 4)
+    meters.parked(1, 1500)
+    assert meters.pressure == 3
+    text = texts(meters)
+    for line in (
+        "topics_pressure 3",
+        "topics_writer_behind_ms 900",
+        "topics_feed_waiting 6",
+        "topics_parked_writes_total 1",
+        "topics_parked_us_total 1500",
+    ):
+        assert f"\n{line}\n" in text
+    meters.bury(1)
+    text = texts(meters)
+    for line in ("topics_pressure 1", "topics_writer_behind_ms 5", "topics_feed_waiting 2", "topics_parked_writes_total 1"):
+        assert f"\n{line}\n" in text
+
+
+def test_deliveries_are_told_by_door(tmp_path):
+    house = FeedHouse(tmp_path)
+    house.append("t", 1, 2)
+    house.follow({"t": 0})
+    socket_sink = Sink()
+    stream = house.feed.stream(socket_sink, -1, WEBSOCKET, None)
+    stream.add(b"t", house.epoch("t"), 1, house.feed.view(WEBSOCKET))
+    house.turn()
+    shared = house.engine_house.shared
+    text = metrics.to_text(metrics.collect(shared, 1, 5, [], False, delivered=house.sessions.counters()))
+    told = {(name, door): int(value) for name, door, value in re.findall(r'^topics_(\w+)_total\{door="(\w+)"\} (\d+)$', text, re.M)}
+    assert told["delivered_records", "sse"] == 2 and told["delivered_records", "websocket"] == 1
+    assert told["streams_opened", "sse"] == 1 and told["streams_opened", "websocket"] == 1
+    assert told["delivered_bytes", "websocket"] == len(socket_sink.data) > 0
+    assert told["delivered_frames", "websocket"] == 2, "records and caught-up"

@@ -1,0 +1,151 @@
+"""Clients of event streams, read by hand: a blocking one, and one for asyncio that resumes after every cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from typing import Any
+
+from fakes.server import PATIENCE_S, Server
+
+
+class Blocks:
+    """Turn bytes into events: {"event", "data", "id"}; comments are left out."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the events that are whole now."""
+        *blocks, self.rest = (self.rest + data).split(b"\n\n")
+        found = []
+        for block in blocks:
+            fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if line and not line.startswith(b":"))
+            if b"data" in fields:
+                event = {"event": fields[b"event"].decode(), "data": json.loads(fields[b"data"])}
+                if b"id" in fields:
+                    event["id"] = fields[b"id"].decode()
+                found.append(event)
+        return found
+
+
+def opening(wid: str, last_id: str | None = None) -> bytes:
+    """Encode the request that opens a stream."""
+    resumed = f"Last-Event-ID: {last_id}\r\n" if last_id else ""
+    return f"GET /v0/watch/{wid} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{resumed}\r\n".encode()
+
+
+class Stream:
+    """One stream on a blocking socket."""
+
+    def __init__(self, server: Server, wid: str, last_id: str | None = None, receive_bytes: int = 0) -> None:
+        self.line = socket.socket()
+        if receive_bytes:
+            self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.line.settimeout(PATIENCE_S)
+        self.line.connect(server.address)
+        self.line.sendall(opening(wid, last_id))
+        self.blocks = Blocks()
+        self.pending: list[dict[str, Any]] = []
+        self.last_id: str | None = last_id
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += self._more()
+        head, _, rest = head.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        self.pending += self.blocks.feed(rest)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.line.close()
+
+    def _more(self) -> bytes:
+        piece = self.line.recv(1 << 16)
+        if not piece:
+            raise ConnectionError("the stream has ended")
+        return piece
+
+    def next(self, *names: str) -> tuple[str, Any]:
+        """Return (event, data) of the next event, of these names where there are any."""
+        while True:
+            while not self.pending:
+                self.pending += self.blocks.feed(self._more())
+            event = self.pending.pop(0)
+            self.last_id = event.get("id", self.last_id)
+            if not names or event["event"] in names:
+                return event["event"], event["data"]
+
+    def seqs(self, count: int) -> list[int]:
+        """Return the seqs of the next `count` records or more."""
+        found: list[int] = []
+        while len(found) < count:
+            found += [record["$seq"] for record in self.next("record")[1]["records"]]
+        return found
+
+
+def watch(server: Server, topics: dict[str, Any], **options: Any) -> str:
+    """Make a session."""
+    status, body = server.ask("POST", "/v0/watch", {"topics": topics, **options})
+    assert status == 200, body
+    return str(body["wid"])
+
+
+class Follower:
+    """Follow one session to a last seq of each topic, over as many connections as it takes; what a topic's records were is in `seqs`."""
+
+    def __init__(self, wid: str, address: Any, ends: dict[str, int]) -> None:
+        self.wid = wid
+        self.address = address  # () -> (host, port)
+        self.ends = ends
+        self.seqs: dict[str, list[int]] = {topic: [] for topic in ends}
+        self.tombstones: list[dict[str, Any]] = []
+        self.errors: list[int] = []
+        self.last_id: str | None = None
+        self.connections = 0
+        self.refused: set[int] = set()  # statuses but 200
+
+    @property
+    def done(self) -> bool:
+        return all(self.seqs[topic] and self.seqs[topic][-1] >= end for topic, end in self.ends.items())
+
+    async def run(self) -> None:
+        """Read until everything is there."""
+        while not self.done:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._once()
+            await asyncio.sleep(0.002)
+
+    async def _once(self) -> None:
+        reader, writer = await asyncio.open_connection(*self.address())
+        self.connections += 1
+        try:
+            writer.write(opening(self.wid, self.last_id))
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                self.refused.add(int(head.split()[1]))
+                await asyncio.sleep(0.02)
+                return
+            blocks = Blocks()
+            while not self.done:
+                piece = await reader.read(1 << 16)
+                if not piece:
+                    return
+                for event in blocks.feed(piece):
+                    self.take(event)
+        finally:
+            writer.transport.abort()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take one event in: only what is whole counts, as for a browser."""
+        self.last_id = event.get("id", self.last_id)
+        data = event["data"]
+        if event["event"] == "record":
+            self.seqs[data["topic"]] += [record["$seq"] for record in data["records"]]
+        elif event["event"] == "tombstone":
+            self.tombstones.append(data)
+        elif event["event"] == "error":
+            self.errors.append(data["code"])
