@@ -149,3 +149,23 @@ def read_all(stream: Stream, found: dict[str, list[int]]) -> None:
         while any(len(seqs) < BATCHES * BATCH for seqs in found.values()):
             data = stream.next("record")[1]
             found[data["topic"]] += [record["$seq"] for record in data["records"]]
+
+
+@pytest.mark.slow
+def test_what_was_delivered_is_still_counted_when_the_worker_that_did_it_is_dead(tmp_path: Path) -> None:
+    with Server(tmp_path, TOPICS_WORKERS=1) as server:
+        server.ready()
+        server.write("t", 1)
+        with Stream(server, watch(server, {"t": {"from_seq": 0}})) as stream:
+            stream.next("caught-up")
+        before = {(each["door"]): each["value"] for each in metric(server, "topics_delivered_records_total")}
+        assert before["sse"] == 1
+        (worker,) = server.children("worker")
+        os.kill(worker, signal.SIGKILL)
+        server.until(lambda: server.children("worker") not in ([], [worker]))
+        server.ready()
+        with Stream(server, watch(server, {"t": {"from_seq": 0}})) as stream:
+            stream.next("caught-up")
+        after = {(each["door"]): each["value"] for each in metric(server, "topics_delivered_records_total")}
+        assert after == {"sse": 2, "websocket": 0}
+        server.until(lambda: metric(server, "topics_sse_connections") == 0)

@@ -12,7 +12,7 @@ from fakes.server import PATIENCE_S, Server
 
 
 class Blocks:
-    """Turn bytes into events: {"event", "data", "id"}; comments are left out."""
+    """Turn bytes into events: {"event", "data", "id"}, and {"id"} for the block that has nothing else; comments are left out."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -23,10 +23,12 @@ class Blocks:
         found = []
         for block in blocks:
             fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if line and not line.startswith(b":"))
+            event: dict[str, Any] = {}
             if b"data" in fields:
                 event = {"event": fields[b"event"].decode(), "data": json.loads(fields[b"data"])}
-                if b"id" in fields:
-                    event["id"] = fields[b"id"].decode()
+            if b"id" in fields:
+                event["id"] = fields[b"id"].decode()
+            if event:
                 found.append(event)
         return found
 
@@ -76,7 +78,7 @@ class Stream:
                 self.pending += self.blocks.feed(self._more())
             event = self.pending.pop(0)
             self.last_id = event.get("id", self.last_id)
-            if not names or event["event"] in names:
+            if "event" in event and (not names or event["event"] in names):
                 return event["event"], event["data"]
 
     def seqs(self, count: int) -> list[int]:
@@ -142,6 +144,8 @@ class Follower:
     def take(self, event: dict[str, Any]) -> None:
         """Take one event in: only what is whole counts, as for a browser."""
         self.last_id = event.get("id", self.last_id)
+        if "event" not in event:
+            return
         data = event["data"]
         if event["event"] == "record":
             self.seqs[data["topic"]] += [record["$seq"] for record in data["records"]]

@@ -1,0 +1,171 @@
+"""Event streams through a proxy that cuts them anywhere: each record comes exactly once, in order, and what is lost is told (A §7.4, D §5.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.server import Server, alive
+from fakes.streams import Follower, watch
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+FOLLOWERS = 40
+TOPICS = ("one", "two", "capped")
+CAP = 60
+NEVER = 1 << 60
+
+
+class CuttingProxy:
+    """Pass bytes both ways; cut each connection behind a random byte of what the server sends, until so many were cut.
+
+    A client that has no id yet gets a first event whole: without any, a stream goes on from what this proxy had taken (docs/architecture.md).
+    """
+
+    def __init__(self, address: Any, cuts_max: int, chance: random.Random) -> None:
+        self.address = address
+        self.cuts_max = cuts_max
+        self.chance = chance
+        self.cuts = 0
+        self.listener: asyncio.Server | None = None
+
+    async def open(self) -> tuple[str, int]:
+        self.listener = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512)
+        host, port = self.listener.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            up_reader, up_writer = await asyncio.open_connection(*self.address())
+        except OSError:
+            writer.transport.abort()
+            return
+        asked = await reader.readuntil(b"\r\n\r\n")
+        up_writer.write(asked)
+        nameless = b"Last-Event-ID" not in asked
+        first = b"" if nameless else None  # what came so far, until the stream's first id is whole
+        upward = asyncio.ensure_future(self._up(reader, up_writer))
+        left = self.chance.choice((self.chance.randint(0, 400), self.chance.randint(200, 3_000), self.chance.randint(2_000, 6_000)))
+        try:
+            while piece := await up_reader.read(1 << 16):
+                if first is not None and b"\n\n" in (first := first + piece).partition(b"\nid: ")[2]:
+                    left, first = left + len(piece), None
+                if first is None and self.cuts < self.cuts_max and len(piece) > left:
+                    self.cuts += 1
+                    writer.write(piece[:left])
+                    await asyncio.sleep(0)
+                    return
+                left -= len(piece)
+                writer.write(piece)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            upward.cancel()
+            if nameless or self.chance.random() < 0.5:
+                writer.close()  # what was passed arrives; else it may be lost, too
+            else:
+                writer.transport.abort()
+            up_writer.transport.abort()
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+            writer.transport.abort()
+
+
+async def write_until(server: Server, over: Any) -> dict[str, int]:
+    """Write small batches to all topics until `over`; return the heads."""
+    heads = dict.fromkeys(TOPICS, 0)
+    while not over():
+        for topic in TOPICS:
+            with contextlib.suppress(OSError, ValueError):
+                status, body = await asyncio.to_thread(
+                    server.ask, "POST", f"/v0/topics/{topic}?return_seqs=false", {"records": [{"data": "x" * 40}] * 6}
+                )
+                if status == 200:
+                    heads[topic] = body["head_seq"]
+        await asyncio.sleep(0.01)
+    for topic in TOPICS:  # a write that a kill took the answer of is there, too
+        heads[topic] = server.ask("GET", f"/v0/topics/{topic}")[1]["head_seq"]
+    return heads
+
+
+async def kill_workers(server: Server, proxy: CuttingProxy, kills: int, chance: random.Random) -> int:
+    """Kill a worker each time another share of the cuts is made; return how many."""
+    done = 0
+    while done < kills:
+        await asyncio.sleep(0.02)
+        if proxy.cuts >= (done + 1) * proxy.cuts_max // (kills + 1):
+            os.kill(chance.choice(server.children("worker")), signal.SIGKILL)
+            done += 1
+    return done
+
+
+async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[list[Follower], dict[str, int], CuttingProxy]:
+    chance = random.Random(seed)
+    proxy = CuttingProxy(lambda: server.address, cuts, chance)
+    front = await proxy.open()
+    followers = []
+    for number in range(FOLLOWERS):
+        wid = watch(server, {topic: {"from_seq": 0} for topic in TOPICS}, limit=4 + number % 5)
+        followers.append(Follower(wid, lambda: front, dict.fromkeys(TOPICS, NEVER)))
+    running = [asyncio.ensure_future(follower.run()) for follower in followers]
+    killing = asyncio.ensure_future(kill_workers(server, proxy, kills, chance))
+    heads = await write_until(server, lambda: proxy.cuts >= cuts and killing.done())
+    for follower in followers:
+        follower.ends.update(heads)
+    # Whoever has everything already waits for bytes that nobody sends: one record more ends that.
+    for topic in TOPICS:
+        server.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": "last"}]})
+        heads[topic] += 1
+    for follower in followers:
+        follower.ends.update(heads)
+    await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert killing.result() == kills
+    return followers, heads, proxy
+
+
+def check(follower: Follower, heads: dict[str, int]) -> None:
+    assert 404 not in follower.refused, "a session has been lost"
+    assert set(follower.errors) <= {409}
+    for topic in ("one", "two"):
+        assert follower.seqs[topic] == list(range(1, heads[topic] + 1)), f"{topic}: not each exactly once in order"
+    at = 0
+    gaps = sorted((each["gap_from"], each["gap_to"]) for each in follower.tombstones)
+    assert {each["topic"] for each in follower.tombstones} <= {"capped"}
+    for seq in follower.seqs["capped"]:
+        assert seq > at, "twice, or out of order"
+        missing = set(range(at + 1, seq))
+        for first, last in gaps:
+            missing -= set(range(first, last + 1))
+        assert not missing, f"{sorted(missing)[:5]} are lost and nobody says so"
+        at = seq
+    assert at == heads["capped"]
+
+
+@pytest.mark.parametrize(("cuts", "kills"), [(2_000, 4), pytest.param(10_000, 12, marks=pytest.mark.crash)])
+@pytest.mark.timeout(600)
+def test_each_record_comes_once_and_in_order_over_streams_that_are_cut_anywhere(tmp_path: Path, cuts: int, kills: int) -> None:
+    with Server(tmp_path, TOPICS_WORKERS=2) as server:
+        server.ready()
+        for topic in TOPICS:
+            server.ask("PUT", f"/v0/topics/{topic}", {"cap_records": CAP if topic == "capped" else 0})
+        begun = time.monotonic()
+        followers, heads, proxy = asyncio.run(cut_many(server, cuts, kills, seed=cuts))
+        assert proxy.cuts >= cuts
+        for follower in followers:
+            check(follower, heads)
+        assert sum(bool(follower.tombstones) for follower in followers) >= 1, "nobody fell behind the cap: it showed nothing"
+        assert alive(server.process.pid)
+        print(f"{proxy.cuts} cuts, {kills} kills, {sum(f.connections for f in followers)} connections, {heads}, {time.monotonic() - begun:.1f} s")
