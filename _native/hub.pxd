@@ -84,7 +84,7 @@ cdef class Hub(Port):
     cdef DiffRequest diff
     cdef QueueRequest work
     cdef uint64_t held, held_max      # bytes of requests that are not whole
-    cdef uint64_t body_max, gzip_min, inflight_max, poll_ms_max
+    cdef uint64_t body_max, gzip_min, inflight_max, poll_ms_max, claim_max
     cdef Key *keys
     cdef uint32_t key_count
     cdef bytes prefixes

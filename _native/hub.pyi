@@ -34,6 +34,7 @@ class Hub(Port):
         max_inflight_per_key: int,
         wait_ms_max: int,
         held_bytes_max: int,
+        max_claim: int = 1000,
         native: bool = True,
         meters: Meters | None = None,
     ) -> None: ...

@@ -66,7 +66,7 @@ cdef class Hub(Port):
     def __init__(self, Shared shared not None, uint32_t ring_slot, *, worker, Reader reader not None, Limits limits not None, keys, make_lane,
                  refusals,
                  uint64_t max_body_bytes, uint64_t gzip_bytes_min, uint64_t max_inflight_per_key, uint64_t wait_ms_max,
-                 uint64_t held_bytes_max, bint native=True, Meters meters=None):
+                 uint64_t held_bytes_max, uint64_t max_claim=1000, bint native=True, Meters meters=None):
         cdef bytes begin
         Port.__init__(self, shared, ring_slot)
         self.worker, self.reader, self.make_lane, self.refusals = worker, reader, make_lane, refusals
@@ -80,6 +80,7 @@ cdef class Hub(Port):
         self.body_max = min(max_body_bytes, <uint64_t>BODY_NATIVE_MAX)
         self.gzip_min, self.inflight_max, self.poll_ms_max = gzip_bytes_min, max_inflight_per_key, wait_ms_max
         self.held_max = held_bytes_max
+        self.claim_max = max_claim
         self.parse_refusals = {code: refusals.parser(*told) for code, told in REFUSALS.items()}
         self.read_memory = bytearray(READ_BYTES)
         self.read_view = memoryview(self.read_memory)

@@ -52,7 +52,7 @@ cdef class QueueCore(Sequencer):
     cdef void _grant(self, uint32_t slot, Queue *batches) noexcept nogil
     cdef void _look_at(self, Jobs *jobs, Claimer *claimer) noexcept nogil
     cdef void _lease(self, Jobs *jobs, Claimer *claimer, Grant *grants) noexcept nogil
-    cdef uint64_t _take(self, uint32_t slot, Jobs *jobs, Grant *grants, uint64_t most, bint *due) noexcept nogil
+    cdef uint64_t _take(self, uint32_t slot, Jobs *jobs, Grant *grants, uint64_t most, uint64_t bytes_most, bint *due) noexcept nogil
     cdef void _give(self, uint32_t slot, Jobs *jobs, Claimer *claimer, Grant *grants, bint due) noexcept nogil
     cdef int _write(self, Batch *batch, bint privileged) noexcept nogil
     cdef void _enqueue(self, Batch *batch, int wrong) noexcept nogil

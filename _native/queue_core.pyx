@@ -34,6 +34,8 @@ cdef enum:    # Batch.flags of a lease: they never leave the writer
     FLAG_DEFER = 1       # answered once dead letters were moved
     FLAG_INTERNAL = 2    # nobody waits for an answer
     GRANT_TEXT_MAX = 20  # two LEB128 numbers
+    RELEASED_MAX = 1000  # seqs in a frame that frees what a dead worker held
+    CLAIM_BYTES_MAX = 8 << 20    # of jobs in an answer, but one at least: as in a page of diff
 
 cdef uint64_t NO_TIME = <uint64_t>1 << 40
 
@@ -178,7 +180,7 @@ cdef class QueueCore(Sequencer):
         grants = <Grant *>malloc((wanted * 2 + 1) * sizeof(Grant))
         if grants == NULL:
             abort()
-        taken = self._take(slot, jobs, grants, wanted, &due)
+        taken = self._take(slot, jobs, grants, wanted, members * CLAIM_BYTES_MAX, &due)
         _divide(claimers, members, wanted, taken)
         number = 0
         for place in range(members):    # each has its own stretch behind the taken ones
@@ -223,17 +225,21 @@ cdef class QueueCore(Sequencer):
         if claimer.batch.ring >= 0 and load_acquire_64(&self.core.regions.rings[claimer.batch.ring].state) == <uint64_t>RING_DEAD:
             claimer.want = 0       # nobody would work on them
 
-    cdef uint64_t _take(self, uint32_t slot, Jobs *jobs, Grant *grants, uint64_t most, bint *due) noexcept nogil:
+    cdef uint64_t _take(self, uint32_t slot, Jobs *jobs, Grant *grants, uint64_t most, uint64_t bytes_most, bint *due) noexcept nogil:
+        cdef index_entry *entry
+        cdef uint64_t bytes = 0
         cdef topic_slot *topic = &self.core.regions.table[slot]
         cdef uint64_t deliveries_max = topic.config.max_deliveries if topic.config.dead_letter_bytes else 0, taken = 0
         cdef uint32_t number
-        while taken < most:
+        while taken < most and bytes < bytes_most:
             number = jobs_take(jobs, self.core.regions, topic, deliveries_max, due)
             if number == NO_JOB:
                 break
             grants[taken].seq = jobs.pool[number].seq
             grants[taken].job = number
             grants[taken].deliveries = jobs.pool[number].deliveries
+            entry = index_at(self.core.regions, topic, grants[taken].seq)
+            bytes += entry.bytes if entry != NULL else 0
             taken += 1
         return taken
 
@@ -532,22 +538,22 @@ cdef class QueueCore(Sequencer):
             self._release_ring(slot, self.core.privates[slot].jobs, <uint8_t>ring)
 
     cdef void _release_ring(self, uint32_t slot, Jobs *jobs, uint8_t ring) noexcept nogil:
-        """Write a release of what a dead worker's streams held in one queue, CLAIM_JOBS_MAX a frame, then do it."""
+        """Write a release of what a dead worker's streams held in one queue, RELEASED_MAX a frame, then do it."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
         cdef uint32_t number = 0
         cdef Batch batch
         while number < jobs.pool_used:
             memset(&batch, 0, sizeof(batch))
             batch.kind, batch.ring, batch.slot, batch.topic_id, batch.flags = BATCH_LEASE, -1, slot, topic.topic_id, FLAG_INTERNAL
-            batch.frame = _new_frame(topic, <uint8_t>LEASE_RELEASE, NULL, 0, CLAIM_JOBS_MAX)
+            batch.frame = _new_frame(topic, <uint8_t>LEASE_RELEASE, NULL, 0, RELEASED_MAX)
             batch.owned = 1
             lease_of(batch.frame).count = 0
-            while number < jobs.pool_used and lease_of(batch.frame).count < CLAIM_JOBS_MAX:
+            while number < jobs.pool_used and lease_of(batch.frame).count < RELEASED_MAX:
                 if jobs.pool[number].state == JOB_LEASED and jobs.pool[number].ring == ring:
                     lease_seqs(batch.frame)[lease_of(batch.frame).count] = jobs.pool[number].seq
                     lease_of(batch.frame).count += 1
                 number += 1
-            batch.frame.length -= 8 * (CLAIM_JOBS_MAX - lease_of(batch.frame).count)
+            batch.frame.length -= 8 * (RELEASED_MAX - lease_of(batch.frame).count)
             self._enqueue(&batch, self._write(&batch, True) if lease_of(batch.frame).count else -1)
         if jobs_drop_ring(jobs, ring):
             jobs_changed(&self.core, slot)

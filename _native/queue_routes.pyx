@@ -51,7 +51,7 @@ cdef int serve_work(Answers line, uint32_t route, const uint8_t *at, uint64_t he
         hub.give_call(call)
         return HAND_ON
     call.key = key
-    if submit_work(hub.ring, slot, topic_id, verb_of(route), &hub.work, hub.limits.max_node_bytes, &call.token) != 0:
+    if submit_work(hub.ring, slot, topic_id, verb_of(route), &hub.work, hub.limits.max_node_bytes, hub.claim_max, &call.token) != 0:
         line.leave_key(key)
         call.key = -1
         hub.give_call(call)

@@ -12,7 +12,7 @@
 #define COMMAND_LEAVE 18u  /* u64 token of a claim of the same ring that waits in a cohort; both are answered */
 #define COMMAND_QUEUE_LAST 18u
 
-#define CLAIM_JOBS_MAX 1000u
+#define CLAIM_JOBS_MAX 50000u /* TOPICS_MAX_CLAIM lies at or below: an answer has a bit for each seq */
 #define QUEUE_NODE_BYTES_MAX 65535u
 
 struct held_job {

@@ -30,9 +30,9 @@ cdef extern from "queue_scan.h" nogil:
 
     int queue_scan(const uint8_t *at, uint64_t size, QueueRequest *out)
 
-# 0 and the token, or not 0: Falcon's. `verb`: LEASE_CLAIM, LEASE_ACK, LEASE_RELEASE, LEASE_EXTEND. Rings no bell.
+# 0 and the token, or not 0: Falcon's. `jobs_max`: TOPICS_MAX_CLAIM. `verb`: LEASE_CLAIM, LEASE_ACK, LEASE_RELEASE, LEASE_EXTEND. Rings no bell.
 cdef int submit_work(Ring *ring, uint32_t slot, uint64_t topic_id, uint32_t verb, const QueueRequest *request, uint32_t node_bytes_max,
-                     uint64_t *token) noexcept nogil
+                     uint64_t jobs_max, uint64_t *token) noexcept nogil
 # Append an answer's body: READ_OK, READ_MEMORY, or what the reader says of the topic.
 cdef int render_claimed(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const uint8_t *name, uint32_t name_bytes, const completion *answer,
                         const uint8_t *payload, uint64_t now_ms, uint64_t total_us, Buffer *out) noexcept nogil

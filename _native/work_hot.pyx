@@ -5,7 +5,7 @@ from libc.string cimport memcpy, memset
 
 from topicsd._native.frame cimport align8
 from topicsd._native.queue_wire cimport (
-    CLAIM_JOBS_MAX, COMMAND_CLAIM, COMMAND_SETTLE, LEASE_ACK, LEASE_CLAIM, LEASE_EXTEND, LEASE_RELEASE, claim_command, settle_command,
+    COMMAND_CLAIM, COMMAND_SETTLE, LEASE_ACK, LEASE_CLAIM, LEASE_EXTEND, LEASE_RELEASE, claim_command, settle_command,
 )
 from topicsd._native.render cimport (
     PERFORMANCE_BYTES_MAX, buffer_need, put_bytes, put_ms, put_text, put_u64,
@@ -38,7 +38,8 @@ cdef bint _fits(uint32_t verb, const QueueRequest *request) noexcept nogil:
     return not has & MEMBER_LEASE_MS and (verb == <uint32_t>LEASE_RELEASE or not has & MEMBER_DELAY_MS)
 
 
-cdef int _submit_claim(Ring *ring, uint32_t slot, uint64_t topic_id, const QueueRequest *request, uint64_t *token) noexcept nogil:
+cdef int _submit_claim(Ring *ring, uint32_t slot, uint64_t topic_id, const QueueRequest *request, uint64_t jobs_max,
+                       uint64_t *token) noexcept nogil:
     cdef uint32_t room = align8(request.node_bytes)
     cdef claim_command *command
     cdef uint8_t *at
@@ -49,7 +50,7 @@ cdef int _submit_claim(Ring *ring, uint32_t slot, uint64_t topic_id, const Queue
     memset(at, 0, sizeof(claim_command) + room)
     command.topic_id = topic_id
     command.lease_ms = _clamped(request.lease_ms, LEASE_MS_MIN, LEASE_MS_MAX) if request.has & MEMBER_LEASE_MS else 0
-    command.max = <uint32_t>min(request.max, <uint64_t>CLAIM_JOBS_MAX) if request.has & MEMBER_MAX else 1
+    command.max = <uint32_t>min(request.max, jobs_max) if request.has & MEMBER_MAX else 1
     command.node_bytes = <uint16_t>request.node_bytes
     memcpy(at + sizeof(claim_command), request.node, request.node_bytes)
     token[0] = ring_commit_quietly(ring, slot)
@@ -57,15 +58,15 @@ cdef int _submit_claim(Ring *ring, uint32_t slot, uint64_t topic_id, const Queue
 
 
 cdef int submit_work(Ring *ring, uint32_t slot, uint64_t topic_id, uint32_t verb, const QueueRequest *request, uint32_t node_bytes_max,
-                     uint64_t *token) noexcept nogil:
+                     uint64_t jobs_max, uint64_t *token) noexcept nogil:
     cdef uint32_t room = align8(request.node_bytes), fenced = 1 if request.has & MEMBER_LEASE_IDS else 0
     cdef settle_command *command
     cdef uint8_t *at
     cdef int wrong
-    if not _fits(verb, request) or request.node_bytes > node_bytes_max:
+    if not _fits(verb, request) or request.node_bytes > node_bytes_max or request.count > jobs_max:
         return -1
     if verb == <uint32_t>LEASE_CLAIM:
-        return _submit_claim(ring, slot, topic_id, request, token)
+        return _submit_claim(ring, slot, topic_id, request, jobs_max, token)
     wrong = ring_claim(ring, <uint32_t>sizeof(settle_command) + room + 8 * request.count * (1 + fenced), COMMAND_SETTLE, &at)
     if wrong:
         return wrong

@@ -195,6 +195,7 @@ def make_hub(worker: Any, shared: Any, ring: int, reader: Reader, settings: Sett
         max_inflight_per_key=settings.max_inflight_per_key,
         wait_ms_max=limits.DIFF_WAIT_MS_MAX,
         held_bytes_max=limits.BODIES_BYTES_MAX // 2 // settings.workers,
+        max_claim=settings.max_claim,
         native=settings.front == "native" and not settings.access_log,
         meters=worker.runtime.meters,
     )

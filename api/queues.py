@@ -199,7 +199,7 @@ class Claim(Route):
         body = members.read(await exchange.body(context.settings.max_body_bytes))
         asked = {
             "node": node_of(context, body),
-            "jobs_max": members.clamped(body, "max", 1, limits.CLAIM_RECORDS_MAX),
+            "jobs_max": members.clamped(body, "max", 1, context.settings.max_claim),
             "lease_ms": lease_ms_of(body, 0),
         }
         wait_ms = min(members.integer(body, "wait_ms", 0), limits.CLAIM_WAIT_MS_MAX)
@@ -269,7 +269,7 @@ class Settle(Route):
         """Settle the seqs that are leased to the node; the others are skipped."""
         context, exchange = self.context, exchange_of(req)
         body = members.read(await exchange.body(context.settings.max_body_bytes))
-        node, seqs = node_of(context, body), _seqs_of(body)
+        node, seqs = node_of(context, body), _seqs_of(body, context.settings.max_claim)
         tokens, ms = _tokens_of(body, len(seqs)), self.ms_of(body)
         topic = context.topic(exchange)
         check_queue(context, exchange.topic, topic)
@@ -290,16 +290,15 @@ class Settle(Route):
         answers.send(resp, answer | {"performance": performance(exchange, completion.wal_us, completion.fsync_us)})
 
 
-def _seqs_of(body: Json) -> list[int]:
+def _seqs_of(body: Json, most: int) -> list[int]:
     seqs = body.get("seqs")
     if not isinstance(seqs, list) or not seqs:
         raise errors.Invalid("seqs", "expected an array of at least one seq")
     for number, seq in enumerate(seqs):
         if type(seq) is not int or not 0 <= seq <= limits.U64_MAX:
             raise errors.Invalid(f"seqs[{number}]", "expected an unsigned integer")
-    if len(seqs) > limits.CLAIM_RECORDS_MAX:
-        detail = {"field": "seqs", "limit": limits.CLAIM_RECORDS_MAX}
-        raise errors.ClientError(f"{len(seqs)} seqs, at most {limits.CLAIM_RECORDS_MAX}", detail, code="batch_too_large")
+    if len(seqs) > most:
+        raise errors.ClientError(f"{len(seqs)} seqs, at most {most}", {"field": "seqs", "limit": most}, code="batch_too_large")
     return seqs
 
 

@@ -56,7 +56,7 @@ class Work(Route):
         query |= {name: _number(exchange.query, name) for name in ("max", "lease_ms") if name in exchange.query}
         asked = {
             "node": node_of(context, query),
-            "jobs_max": members.clamped(query, "max", 1, limits.CLAIM_RECORDS_MAX),
+            "jobs_max": members.clamped(query, "max", 1, context.settings.max_claim),
             "lease_ms": lease_ms_of(query, 0),
             "stream": True,
         }
@@ -96,6 +96,7 @@ class WorkStream:
         self._writable.set()
         self._transport: Any = None
         self._looked_s = self._wrote_s = 0.0
+        self._generation = -1  # of the writer that was told what is held
         self._counted = True
         self.task: asyncio.Task[None] | None = None
 
@@ -239,8 +240,8 @@ class WorkStream:
         place = context.place(self._name)
         if place is None:
             raise errors.TopicNotFound(self._topic)
-        if place != self._place:
-            return True
+        if place != self._place or context.shared.generation != self._generation:
+            return True  # a new writer does not know which worker process the jobs of a stream are in
         try:
             counters = context.reader.summary(place[0], context.now_ms).get("queue")
             if counters is None or not counters["ready"]:
@@ -255,9 +256,11 @@ class WorkStream:
     async def _claim(self, left: asyncio.Task[None]) -> float:
         context, held = self._context, list(self._held.items())
         self._looked_s = asyncio.get_running_loop().time()
+        generation = context.shared.generation
         granted = await ask(context, self._exchange, self._topic, self._asked | {"held": held}, left)
         if granted is None:
             return 0.0
+        self._generation = generation
         place = granted.slot, granted.topic_id
         if place != self._place:
             held, self._held, self._place = [], {}, place  # another queue of the same name: what was held went with the old one

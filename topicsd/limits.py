@@ -65,6 +65,7 @@ SSE_CONNECTIONS_PER_KEY_MAX = 1000
 INFLIGHT_PER_KEY_MAX = 1000
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # a topic; a key is never forgotten early, so a full window refuses (429)
 CLAIM_RECORDS_MAX = 1000
+CLAIM_RECORDS_HARD_MAX = 50_000  # an answer of the writer has a bit for each seq, in 8 KiB
 EPHEMERAL_BYTES_MAX = GIB
 
 # --- streams (A §7) --------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Settings(BaseSettings):
     max_tag_bytes: Annotated[int, Field(ge=0, le=limits.TAG_BYTES_HARD_MAX // 6)] = limits.TAG_BYTES_MAX  # escaped, a byte may take six
     max_node_bytes: Annotated[int, Field(ge=0, le=limits.TAG_BYTES_HARD_MAX // 6)] = limits.NODE_BYTES_MAX
     max_limit: Annotated[int, Field(ge=1, le=100_000)] = limits.DIFF_RECORDS_MAX
-    max_claim: Annotated[int, Field(ge=1, le=100_000)] = limits.CLAIM_RECORDS_MAX
+    max_claim: Annotated[int, Field(ge=1, le=limits.CLAIM_RECORDS_HARD_MAX)] = limits.CLAIM_RECORDS_MAX
 
     # resources (A §11)
     max_topics: Annotated[int, Field(ge=0, le=limits.TOPICS_HARD_MAX)] = limits.TOPICS_MAX

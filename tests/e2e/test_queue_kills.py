@@ -103,7 +103,7 @@ def settle(line: Line, verb: str, body: dict[str, object]) -> list[int] | None:
 
 def test_a_queue_loses_no_job_and_lets_no_two_hold_one(launch: Callable[..., Server]) -> None:
     seed = int(os.environ.get("E2E_SEED", "1"))
-    rng = random.Random(seed)
+    rng, apart = random.Random(seed), max(JOBS // BATCH // KILLS, 1)  # batches between two kills
     server = launch(workers=2)
     watch = Watch()
     with server.line() as line:
@@ -115,7 +115,7 @@ def test_a_queue_loses_no_job_and_lets_no_two_hold_one(launch: Callable[..., Ser
             datas = [f"{number * BATCH + n}".encode() for n in range(BATCH)]
             insist(line, "POST", at("q"), write_body(datas, f"batch-{number}"))
             time.sleep(0.01)  # so that the kills meet workers at work
-            if number % max(JOBS // BATCH // KILLS, 1) == 5:
+            if number % apart == apart // 2:
                 roles = server.settled_roles()
                 victim = roles.writer if rng.random() < 0.6 else rng.choice(roles.workers)
                 assert victim is not None

@@ -195,3 +195,17 @@ def test_deep_queues_and_many_leases_over_a_restart(launch: Callable[..., Server
     server.start()
     assert counters(server, "q") == {"ready": 5_000, "in_flight": 15_000, "dead_lettered": 0}
     assert [job["$seq"] for job in claim(server, "q", max=2)] == [15_001, 15_002]
+
+
+def test_a_delayed_job_alone_in_its_queue_is_delivered_on_time_after_a_restart(launch: Callable[..., Server]) -> None:
+    """Nothing but the clock wakes anyone here. Within 1 s of when it is due."""
+    server = launch(workers=1)
+    make(server, "q")
+    begun = time.time()
+    post(server, at("q"), records=[{"data": 1, "delay_ms": 4_000}])
+    server.kill()
+    server.start()
+    assert counters(server, "q") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}
+    [job] = claim(server, "q", wait_ms=20_000)
+    assert job["data"] == 1
+    assert 3.9 < time.time() - begun < 5.0 + max(server.start_s - 4.0, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,11 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
+from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 from fakes.workers import Workers
 from oracle.model import Refused
+from topicsd._native import work
 from topicsd.engine import recovery
 
 
@@ -370,8 +374,6 @@ def test_an_ack_of_an_fsync_queue_is_answered_and_visible_once_it_is_synced(libr
     fill(library, "q", 1, durability="fsync")
     workers.claim("q", "w")
     library.synced = False
-    from topicsd._native import work
-
     token = workers._send(work.SETTLE, "q", work.encode_settle(workers._topic_id("q"), work.ACK, b"w", [1]))
     assert workers.answers() == {}
     assert len(library.read_all("q")[0]) == 1
@@ -426,3 +428,86 @@ def test_a_row_that_is_cut_short_is_refused(library: Library, workers: Workers) 
     for body in (row.body[:-1], row.body[:10], b""):
         with pytest.raises(ValueError):
             library.engine.queues.load(row._replace(key=key, body=body))
+
+
+# ---- the log does not take it ----------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_a_queue_with_durable_leases_is_answered_once_it_is_synced(library: Library, workers: Workers) -> None:
+    fill(library, "q", 2, leases_durable=True)
+    library.synced = False
+    token = workers.send_claim("q")
+    assert workers.answers() == {}
+    library.sequencer.sync()
+    [job] = workers.jobs("q", workers.answers()[token])
+    assert job["$seq"] == 1
+
+
+def test_a_claim_of_a_log_that_takes_no_frames_is_refused_and_delivers_nothing(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path / "faulty")
+    library = Library(str(tmp_path / "faulty"), clock, files=files)
+    workers = Workers(library)
+    fill(library, "q", 2)
+    [job] = workers.claim("q", "w")
+    files.fail("pwritev", forever=True)
+    with pytest.raises(Refused, match="storage_read_only"):
+        workers.claim("q", "w")
+    with pytest.raises(Refused, match="storage_read_only"):
+        workers.ack("q", "w", [1])
+    assert workers.counters("q") == (1, 1, 0)
+    files.heal()
+    library.kill()
+    assert workers.counters("q") == (1, 1, 0)
+    assert workers.ack("q", "w", [1], [job["lease_id"]])["done"] == 1
+    assert workers.claim("q", "w")[0]["deliveries"] == 1
+    library.close()
+
+
+# ---- routers ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_copies_that_a_router_makes_in_a_queue_are_jobs_also_after_a_restart(library: Library, workers: Workers) -> None:
+    library.put("q", type="queue")
+    library.put("log")
+    library.route("log", "q")
+    library.append("log", [{"data": n} for n in range(1, 4)])
+    assert [job["data"] for job in workers.claim("q", "w", 1, 60_000)] == [1]
+    assert workers.counters("q") == (2, 1, 0)
+    library.kill()
+    assert workers.counters("q") == (2, 1, 0)
+    assert workers.ack("q", "w", [1])["done"] == 1
+    assert [job["data"] for job in workers.claim("q", "w", 9)] == [2, 3]
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_million_ready_jobs_cost_their_index_alone_and_a_hundred_thousand_leases_little(tmp_path: Path, clock: FakeClock) -> None:
+    """Fresh jobs are no objects; a lease is 56 B and its places in a table and a heap."""
+    library = Library(str(tmp_path / "many"), clock, file_bytes=64 << 20, synced=False)
+    workers = Workers(library)
+    library.put("q", type="queue", durability="memory", lease_ms=600_000)
+    for _ in range(1000):
+        library.append("q", [{"data": 1}] * 1000)
+    known, (fresh, _) = library.sequencer.jobs_of_slot(workers.slot("q"))
+    assert (known, fresh) == ([], 1_000_000)
+    begun, held = time.perf_counter(), resident_bytes()
+    slot, topic_id = workers.slot("q"), workers._topic_id("q")
+    for _ in range(100):
+        token = workers._send(work.CLAIM, "q", work.encode_claim(topic_id, b"w", 1000))
+        assert workers.answers()[token].count == 1000
+    claimed = time.perf_counter() - begun
+    grown = resident_bytes() - held
+    assert workers.counters("q") == (900_000, 100_000, 0)
+    assert len(library.sequencer.jobs_of_slot(slot)[0]) == 100_000
+    assert grown < 40 << 20, f"{grown >> 20} MiB for 100 000 leases"
+    assert claimed < 20, f"{claimed:.1f} s for 100 claims of 1000"
+    clock.advance(600_001)
+    assert workers.counters("q") == (1_000_000, 0, 0)
+    assert [job["deliveries"] for job in workers.claim("q", "x", 2)] == [2, 2]
+    library.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
