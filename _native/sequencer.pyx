@@ -46,12 +46,15 @@ from topicsd._native.topics cimport Private, batch_payload, core_close, core_ope
 cdef extern from "ring.h" nogil:
     const int FAULT_POINTS
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef enum:
     SYNC_LOOK_NS = 50000
     CEILING_RESERVE = 1 << 17       # seqs reserved ahead: at 2 M records/s to one topic 65 ms, many times a group commit
     TURN_BATCHES_MAX = 2048         # of one ring and turn, so that no ring waits long for its neighbours
-    FORWARD_BEFORE_ANSWER = 96      # steps of routes (about 0.3 us each) that an answer waits for
-    FORWARD_A_SLICE = 512           # steps between two turns
+    FORWARD_BEFORE_ANSWER = 8       # steps of routes that an answer waits for: reads of the other destinations wait for theirs
+    FORWARD_A_SLICE = 128           # steps between two turns
     FORWARD_ALL = 1 << 30
     SYNC_ROUNDS_MAX = 64
     STEP_RECORDS = 32               # copies that cost as much as a step of their own
@@ -955,6 +958,7 @@ cdef class Sequencer:
         self.flush_group()
         self._end_turn()
         if self.forwarder.queue_first != self.forwarder.queue_end:    # what no answer waits for
+            sched_yield()               # a worker that has just been woken may stand behind us on this CPU
             self.forward(FORWARD_A_SLICE)
             self._end_turn()
         return <int>(queue_length(&self.calls) + self.queue_waiting())
