@@ -1,4 +1,4 @@
-"""Routers while writer and workers are killed: each destination has each record of its source once, in its order (A §6, D §8); and what a copy costs."""
+"""Routers while writer and workers are killed: each destination has each record once, in order (A §6, D §8); and what a copy costs."""
 
 from __future__ import annotations
 
