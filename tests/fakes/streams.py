@@ -33,6 +33,31 @@ class Blocks:
         return found
 
 
+class Chunks:
+    """Take the chunked encoding off, that a proxy may have put on."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self.left = 0  # of the chunk that has begun, with the line end behind it
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what the chunks carry."""
+        self.rest += data
+        out = b""
+        while self.rest:
+            if self.left:
+                piece = self.rest[: self.left]
+                self.rest = self.rest[len(piece) :]
+                out += piece[: max(self.left - 2, 0)]
+                self.left -= len(piece)
+                continue
+            size, found, rest = self.rest.partition(b"\r\n")
+            if not found:
+                break
+            self.rest, self.left = rest, int(size.split(b";")[0], 16) + 2
+        return out
+
+
 def opening(wid: str, last_id: str | None = None) -> bytes:
     """Encode the request that opens a stream."""
     resumed = f"Last-Event-ID: {last_id}\r\n" if last_id else ""
@@ -50,13 +75,17 @@ class Stream:
         self.line.connect(server.address)
         self.line.sendall(opening(wid, last_id))
         self.blocks = Blocks()
+        self.chunks: Chunks | None = None
         self.pending: list[dict[str, Any]] = []
         self.last_id: str | None = last_id
         head = b""
         while b"\r\n\r\n" not in head:
             head += self._more()
         head, _, rest = head.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200"), head
+        assert head.startswith(b"HTTP/1.1 200") and b"text/event-stream" in head, head
+        if b"transfer-encoding: chunked" in head.lower():
+            self.chunks = Chunks()
+            rest = self.chunks.feed(rest)
         self.pending += self.blocks.feed(rest)
 
     def __enter__(self) -> Stream:
@@ -69,7 +98,7 @@ class Stream:
         piece = self.line.recv(1 << 16)
         if not piece:
             raise ConnectionError("the stream has ended")
-        return piece
+        return piece if self.chunks is None else self.chunks.feed(piece)
 
     def next(self, *names: str) -> tuple[str, Any]:
         """Return (event, data) of the next event, of these names where there are any."""
