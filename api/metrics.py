@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import falcon.asgi
 
 from topicsd import errors, limits
 from topicsd.api import answers
+from topicsd.api.exchange import Exchange
 from topicsd.api.gate import Route, exchange_of
 from topicsd.api.operations import OPERATIONS
 from topicsd.api.reading import reading
 from topicsd.api.topics import names
-from topicsd.metrics import TopicLine, collect, to_json, to_text
+from topicsd.metrics import Family, TopicLine, collect, groups, to_json, to_text
 
 
 class Metrics(Route):
@@ -48,10 +51,23 @@ class Metrics(Route):
             context.leases_in_flight(),
             context.sessions.counters() if context.sessions is not None else None,
         )
+        samples += await self._groups(exchange)
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))
         else:
             resp.content_type = "text/plain; version=0.0.4; charset=utf-8"
             resp.data = to_text(samples).encode()
+
+    async def _groups(self, exchange: Exchange) -> list[Family]:
+        """Ask the writer for its groups; a writer that is not there, or busy, has none to show now. The key sees those of its topics."""
+        if not self.context.shared.ready:
+            return []
+        try:
+            async with asyncio.timeout(limits.METRICS_WAIT_S):
+                told, _ = await self.context.calls.call({"op": "group.metrics", "limit": limits.METRICS_GROUPS_MAX})
+        except (TimeoutError, errors.TopicsError):
+            return []
+        told["groups"] = [row for row in told["groups"] if exchange.key.reaches(row["topic"].encode())]
+        return groups(told)
 
     on_head = on_get

@@ -3,7 +3,8 @@
     python perf/routers.py [--routers 0 1 10 100 1000] [--rate 200] [--seconds 3] [--turns 5]
 
 Writes are paced (one at a time, each due at its own moment). The turns are interleaved: 0 1 10 ... 0 1 10 ...;
-a ratio is of one turn's p50 to that of its turn without routers. Visible: a long poll waits at the last destination; from the send of the write to its answer.
+a ratio is of one turn's p50 to that of its turn without routers. Visible: a long poll waits at the last destination; from
+the send of the write to its answer.
 """
 
 from __future__ import annotations

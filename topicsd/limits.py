@@ -34,6 +34,8 @@ DIFF_WAIT_MS_MAX = 30_000  # a long poll is cut here: proxies end idle requests 
 PAGE_SIZE = 100  # lists
 PAGE_SIZE_MAX = 1000
 CURSOR_CHARS_MAX = 512  # a name of 255 bytes in base64 is 340
+METRICS_GROUPS_MAX = 1000  # the same of consumer groups
+METRICS_WAIT_S = 1.0  # a writer that is busy for longer tells nothing of its groups
 METRICS_TOPICS_MAX = 1000  # per-topic gauges; above it topics_topic_metrics_truncated is 1
 
 # --- a request -----------------------------------------------------------------------------------------------------------

@@ -288,6 +288,28 @@ def _topics(lines: Iterable[TopicLine], truncated: bool) -> list[Family]:
     return families
 
 
+_GROUP = (
+    ("committed_offset", "Last offset below which all is acked.", "committed_offset"),
+    ("leased", "Leased records.", "leased"),
+    ("to_redeliver", "Records that were leased and came back.", "to_redeliver"),
+)
+
+
+def groups(told: dict[str, Any]) -> list[Family]:
+    """Render what the engine's `group.metrics` has told."""
+    rows = told["groups"]
+    families = [
+        Family("topics_groups", "gauge", "Consumer groups.", [("", {}, told["total"])]),
+        Family("topics_group_metrics_truncated", "gauge", "1 when there are more groups than are shown.", [("", {}, int(told["truncated"]))]),
+        Family("topics_group_lag", "gauge", "Seqs from a group's committed offset to its topic's head.", [
+            ("", {"topic": row["topic"], "group": row["group"]}, max(row["head_seq"] - row["committed_offset"], 0)) for row in rows]),
+    ]  # fmt: skip
+    for name, text, word in _GROUP:
+        samples: list[tuple[str, Labels, float]] = [("", {"topic": row["topic"], "group": row["group"]}, row[word]) for row in rows]
+        families.append(Family(f"topics_group_{name}", "gauge", text, samples))
+    return families
+
+
 def to_text(families: list[Family]) -> str:
     """Render the text exposition, version 0.0.4."""
     out: list[str] = []

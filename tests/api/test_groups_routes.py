@@ -255,3 +255,12 @@ def test_an_empty_consume_has_the_members_of_a_diff(server):
     full, empty = consume(server, "c16", start="latest", group="x")[1], server.ask("POST", "/v0/topics/c16/diff", {"from_seq": 4})[1]
     assert {name: full[name] for name in empty if name != "performance"} == {name: empty[name] for name in empty if name != "performance"}
     assert full["visibility_timeout_ms"] == 60_000
+
+
+def test_the_metrics_show_each_group_and_how_far_it_is_behind(server):
+    fill(server, "c12", 7)
+    consume(server, "c12", group="m", limit=4)
+    ack(server, "c12", 3, group="m")
+    text = server.ask("GET", "/v0/metrics")[1].decode()
+    assert 'topics_group_lag{topic="c12",group="m"} 4\n' in text and 'topics_group_leased{topic="c12",group="m"} 1\n' in text
+    assert "\ntopics_group_metrics_truncated 0\n" in text

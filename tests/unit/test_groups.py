@@ -263,3 +263,18 @@ def test_the_place_of_the_last_frame_is_where_replay_meets_it(library: Library) 
     place = dict(library.engine.groups.applied)
     library.kill()
     assert library.engine.groups.applied == place
+
+
+def test_the_metrics_of_groups_are_bounded_and_count_those_that_are_not_shown(library: Library) -> None:
+    fill(library, 5)
+    fill(library, 3, topic="u")
+    for name in ("b", "a"):
+        consume(library, limit=2, group=name)
+    ack(library, 2, group="a")
+    library.call({"op": "group.consume", "topic": "u", "group": "a", "start": "latest", "limit": 1, "visibility_ms": 1000, "consumer": ""})
+    told = library.call({"op": "group.metrics", "limit": 10})
+    shown = [(row["topic"], row["group"], row["committed_offset"], row["head_seq"], row["leased"], row["to_redeliver"]) for row in told["groups"]]
+    assert shown == [("t", "a", 2, 5, 0, 0), ("t", "b", 0, 5, 2, 0), ("u", "a", 3, 3, 0, 0)]
+    assert told["total"] == 3 and told["truncated"] is False
+    told = library.call({"op": "group.metrics", "limit": 2})
+    assert [row["group"] for row in told["groups"]] == ["a", "b"] and told["total"] == 3 and told["truncated"] is True

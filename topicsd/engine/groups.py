@@ -31,6 +31,7 @@ class Groups:
         self.applied: dict[int, tuple[int, int]] = {}  # topic id -> (shard, where the last frame of one of its groups begins)
         self.loaded = Positions()
         self.by_topic: dict[int, dict[str, Group]] = {}
+        self.slots: dict[int, int] = {}  # topic id -> slot, of topics that have had groups
         self.newest_ms = 0  # wall clock of the newest frame of replay
 
     def commands(self) -> dict[str, Callable[[Json], Answer]]:
@@ -43,11 +44,13 @@ class Groups:
             "group.delete": self._delete,
             "group.show": self._show,
             "group.list": self._list,
+            "group.metrics": self._metrics,
         }
 
     def forget(self, topic_id: int) -> None:
         """Drop the groups of a topic that is gone."""
         self.by_topic.pop(topic_id, None)
+        self.slots.pop(topic_id, None)
         self.applied.pop(topic_id, None)
 
     @property
@@ -201,6 +204,21 @@ class Groups:
         body = {"groups": [self._summary(name, groups[name], topic) for name in page], "more": len(names) > len(page)}
         return self._answer(body)
 
+    def _metrics(self, command: Json) -> Answer:
+        """Answer how many groups there are, and up to `limit` of them in the order in which their topics were made."""
+        now_ms, shown = self.engine.clock.mono_ms(), list[Json]()
+        for topic_id in sorted(self.by_topic):
+            slot = self.slots.get(topic_id)
+            if slot is None or self.engine.sequencer.topic(slot)["topic_id"] != topic_id:
+                continue
+            topic, name = self.engine.sequencer.topic(slot), self.engine.sequencer.topic_name(slot).decode()
+            for group_name, group in sorted(self.by_topic[topic_id].items()):
+                if len(shown) == command["limit"]:
+                    return self._answer({"total": self.total, "groups": shown, "truncated": True})
+                group.expire(now_ms)
+                shown.append({"topic": name, **self._summary(group_name, group, topic)})
+        return self._answer({"total": self.total, "groups": shown, "truncated": False})
+
     def _summary(self, name: str, group: Group, topic: Json) -> Json:
         return {
             "group": name,
@@ -245,7 +263,7 @@ class Groups:
             return
         self.applied[topic_id] = shard, position
         event = frames.parse_json(body)
-        groups = self.by_topic.setdefault(topic_id, {})
+        groups = self._replayed(topic_id)
         name = event["g"]
         self.newest_ms = max(self.newest_ms, event["t"])
         if event["k"] == "new":
@@ -302,7 +320,7 @@ class Groups:
         self.newest_ms = max(self.newest_ms, members["t"])
         self.loaded.loaded(row)
         self.applied[row.key] = row.shard, row.position
-        groups = self.by_topic.setdefault(row.key, {})
+        groups = self._replayed(row.key)
         for name, each in members["groups"].items():
             group = groups[name] = Group(each["c"], each["made"])
             group.next_seq, group.updated_ms = each["n"], each["moved"]
@@ -314,6 +332,12 @@ class Groups:
                 group.lease(first, last, Lease(consumer, mono_ms + left_ms - age_ms, deliveries))
 
     # ---- help ------------------------------------------------------------------------------------------------------------------------
+
+    def _replayed(self, topic_id: int) -> dict[str, Group]:
+        slot = self.engine.sequencer.slot_of(topic_id)
+        if slot is not None:
+            self.slots[topic_id] = slot
+        return self.by_topic.setdefault(topic_id, {})
 
     def _all(self) -> Iterator[Group]:
         for groups in self.by_topic.values():
@@ -340,7 +364,9 @@ class Groups:
                 {"topic": command["topic"]}, code="topic_exists_incompatible",
             )  # fmt: skip
         self.engine.settle_time(slot)
-        return slot, sequencer.topic(slot)
+        topic = sequencer.topic(slot)
+        self.slots[topic["topic_id"]] = slot
+        return slot, topic
 
     def _answer(self, body: Json, wait_slot: int | None = None) -> Answer:
         from topicsd.engine.engine import Answer
