@@ -1,6 +1,6 @@
 """Measure consumer groups: consumers of one group that consume and ack pages of a topic.
 
-    python perf/groups.py [--records 200000] [--consumers 8] [--limit 100] [--turns 3]
+python perf/groups.py [--records 200000] [--consumers 8] [--limit 100] [--turns 3]
 """
 
 from __future__ import annotations
