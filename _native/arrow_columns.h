@@ -1,0 +1,543 @@
+/* Record batches of the Arrow columnar format, made row by row without an object a row, and handed over by the Arrow C data interface.
+ *
+ *   text, binary   offsets i32 x (rows + 1) | bytes            seq, ts, seq_end   i64 x rows
+ *   meta (a map)   offsets i32 x (rows + 1) -> entries: keys (offsets, bytes), values (offsets, bytes)
+ *   validity       one bit a row, given only where something is null
+ *
+ * A row counts once `rows` was raised, which is the last thing that happens to it: each column writes behind offsets[rows], so what a row
+ * that broke off (no memory, a page that the disk does not give back) has left is overwritten by the next one.
+ * columns_export moves the buffers out; the next row allocates anew. Whoever imports the batch frees it by its `release`.
+ */
+#ifndef TOPICSD_ARROW_COLUMNS_H
+#define TOPICSD_ARROW_COLUMNS_H
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "scan_text.h"
+
+/* ---- the C data interface, as its specification has it --------------------------------------------------------------- */
+
+#ifndef ARROW_C_DATA_INTERFACE
+#define ARROW_C_DATA_INTERFACE
+#define ARROW_FLAG_NULLABLE 2
+
+struct ArrowSchema {
+    const char *format;
+    const char *name;
+    const char *metadata;
+    int64_t flags;
+    int64_t n_children;
+    struct ArrowSchema **children;
+    struct ArrowSchema *dictionary;
+    void (*release)(struct ArrowSchema *);
+    void *private_data;
+};
+
+struct ArrowArray {
+    int64_t length;
+    int64_t null_count;
+    int64_t offset;
+    int64_t n_buffers;
+    int64_t n_children;
+    const void **buffers;
+    struct ArrowArray **children;
+    struct ArrowArray *dictionary;
+    void (*release)(struct ArrowArray *);
+    void *private_data;
+};
+#endif
+
+/* ---- columns ----------------------------------------------------------------------------------------------------------- */
+
+enum column_number {
+    COLUMN_TOPIC, COLUMN_SEQ, COLUMN_TS, COLUMN_NODE, COLUMN_TAG, COLUMN_META, COLUMN_DATA, COLUMN_KIND, COLUMN_SEQ_END, COLUMN_ERR, COLUMN_RAW,
+    COLUMNS
+};
+
+static const struct { const char *name, *format; } column_forms[COLUMNS] = {
+    {"topic", "u"}, {"seq", "l"}, {"ts", "tsu:UTC"}, {"node", "u"}, {"tag", "u"}, {"meta", "+m"}, {"data", "u"},
+    {"_kind", "u"}, {"seq_end", "l"}, {"_err", "u"}, {"_raw", "z"},
+};
+
+struct column_text { /* offsets[0] .. offsets[count] are set */
+    int32_t *offsets;
+    uint8_t *bytes;
+    uint64_t rooms;  /* offsets that there is room for, less one */
+    uint64_t room;   /* bytes */
+};
+
+struct column {
+    int wanted;
+    uint8_t *validity;
+    int64_t *numbers;
+    struct column_text text; /* of a map: its offsets alone */
+    struct column_text keys, values;
+};
+
+struct columns {
+    uint64_t rows, rows_max;
+    uint64_t bytes, bytes_max; /* of text; rows that end above bytes_max end the batch */
+    uint32_t count;
+    uint32_t order[COLUMNS]; /* the wanted columns as they are handed over */
+    struct column column[COLUMNS];
+};
+
+static inline int columns_full(const struct columns *out) { return out->rows >= out->rows_max || out->bytes >= out->bytes_max; }
+
+static void text_free(struct column_text *text)
+{
+    free(text->offsets);
+    free(text->bytes);
+    memset(text, 0, sizeof *text);
+}
+
+static void columns_clear(struct columns *out)
+{
+    for (uint32_t number = 0; number < COLUMNS; number++) {
+        struct column *column = &out->column[number];
+        free(column->validity);
+        free(column->numbers);
+        column->validity = NULL;
+        column->numbers = NULL;
+        text_free(&column->text);
+        text_free(&column->keys);
+        text_free(&column->values);
+    }
+    out->rows = out->bytes = 0;
+}
+
+/* Room for `more` bytes behind `count` values, and for one value more. 0 or -errno. */
+static int text_room(struct column_text *text, uint64_t count, uint64_t more)
+{
+    uint64_t used, wanted;
+    if (text->offsets == NULL || count >= text->rooms) {
+        uint64_t rooms = text->rooms ? text->rooms * 2 : 1024;
+        int32_t *offsets = realloc(text->offsets, (rooms + 1) * sizeof(int32_t));
+        if (offsets == NULL)
+            return -ENOMEM;
+        if (text->offsets == NULL)
+            offsets[0] = 0;
+        text->offsets = offsets;
+        text->rooms = rooms;
+    }
+    used = (uint64_t)text->offsets[count];
+    wanted = used + more;
+    if (wanted > INT32_MAX)
+        return -EOVERFLOW;
+    if (wanted > text->room || text->bytes == NULL) {
+        uint64_t room = text->room * 2 > wanted ? text->room * 2 : wanted + 4096;
+        uint8_t *bytes = realloc(text->bytes, room);
+        if (bytes == NULL)
+            return -ENOMEM;
+        text->bytes = bytes;
+        text->room = room;
+    }
+    return 0;
+}
+
+static inline int text_put_plain(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
+{
+    int failure = text_room(text, count, bytes);
+    if (failure)
+        return failure;
+    if (bytes)
+        memcpy(text->bytes + text->offsets[count], from, bytes);
+    text->offsets[count + 1] = text->offsets[count] + (int32_t)bytes;
+    return 0;
+}
+
+static inline uint32_t utf8_put(uint8_t *out, uint32_t code)
+{
+    if (code >= 0xD800 && code <= 0xDFFF)
+        code = 0xFFFD; /* a lone surrogate has no UTF-8 */
+    if (code < 0x80) {
+        out[0] = (uint8_t)code;
+        return 1;
+    }
+    if (code < 0x800) {
+        out[0] = (uint8_t)(0xC0 | code >> 6);
+        out[1] = (uint8_t)(0x80 | (code & 63));
+        return 2;
+    }
+    if (code < 0x10000) {
+        out[0] = (uint8_t)(0xE0 | code >> 12);
+        out[1] = (uint8_t)(0x80 | (code >> 6 & 63));
+        out[2] = (uint8_t)(0x80 | (code & 63));
+        return 3;
+    }
+    out[0] = (uint8_t)(0xF0 | code >> 18);
+    out[1] = (uint8_t)(0x80 | (code >> 12 & 63));
+    out[2] = (uint8_t)(0x80 | (code >> 6 & 63));
+    out[3] = (uint8_t)(0x80 | (code & 63));
+    return 4;
+}
+
+/* The inside of a valid JSON string, decoded: it never becomes longer. */
+static int text_put_json(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
+{
+    const uint8_t *end = from + bytes;
+    uint8_t *out;
+    int failure;
+    if (bytes == 0 || memchr(from, '\\', bytes) == NULL)
+        return text_put_plain(text, count, from, bytes);
+    failure = text_room(text, count, bytes);
+    if (failure)
+        return failure;
+    out = text->bytes + text->offsets[count];
+    while (from < end) {
+        if (*from != '\\' || end - from < 2 || (from[1] == 'u' && end - from < 6)) {
+            *out++ = *from++;
+        } else {
+            from++;
+            out += utf8_put(out, text_escape(&from, end));
+        }
+    }
+    text->offsets[count + 1] = (int32_t)(out - text->bytes);
+    return 0;
+}
+
+/* ---- one row ------------------------------------------------------------------------------------------------------------- */
+
+static inline int column_validity(struct columns *out, struct column *column, int valid)
+{
+    uint8_t bit = (uint8_t)(1u << (out->rows & 7));
+    if (column->validity == NULL) {
+        column->validity = calloc((out->rows_max + 63) / 64, 8);
+        if (column->validity == NULL)
+            return -ENOMEM;
+    }
+    if (valid)
+        column->validity[out->rows >> 3] |= bit;
+    else
+        column->validity[out->rows >> 3] &= (uint8_t)~bit;
+    return 0;
+}
+
+static inline int put_number(struct columns *out, enum column_number number, int valid, int64_t value)
+{
+    struct column *column = &out->column[number];
+    if (!column->wanted)
+        return 0;
+    if (column->numbers == NULL) {
+        column->numbers = malloc(out->rows_max * sizeof(int64_t));
+        if (column->numbers == NULL)
+            return -ENOMEM;
+    }
+    column->numbers[out->rows] = valid ? value : 0;
+    return column_validity(out, column, valid);
+}
+
+/* `from` NULL: null. */
+static inline int put_text(struct columns *out, enum column_number number, const void *from, uint64_t bytes)
+{
+    struct column *column = &out->column[number];
+    int failure;
+    if (!column->wanted)
+        return 0;
+    failure = text_put_plain(&column->text, out->rows, from, from ? bytes : 0);
+    return failure ? failure : column_validity(out, column, from != NULL);
+}
+
+static inline int put_json(struct columns *out, enum column_number number, const uint8_t *from, uint64_t bytes)
+{
+    struct column *column = &out->column[number];
+    int failure;
+    if (!column->wanted)
+        return 0;
+    failure = text_put_json(&column->text, out->rows, from, from ? bytes : 0);
+    return failure ? failure : column_validity(out, column, from != NULL);
+}
+
+static inline void text_drop(struct column_text *text, uint64_t which, uint64_t count)
+{
+    int32_t bytes = text->offsets[which + 1] - text->offsets[which];
+    memmove(text->bytes + text->offsets[which], text->bytes + text->offsets[which + 1], (size_t)(text->offsets[count] - text->offsets[which + 1]));
+    for (uint64_t i = which; i < count; i++)
+        text->offsets[i] = text->offsets[i + 1] - bytes;
+}
+
+static inline int text_same(const struct column_text *text, uint64_t left, uint64_t right)
+{
+    int32_t bytes = text->offsets[left + 1] - text->offsets[left];
+    return text->offsets[right + 1] - text->offsets[right] == bytes
+           && memcmp(text->bytes + text->offsets[left], text->bytes + text->offsets[right], (size_t)bytes) == 0;
+}
+
+/* A member that is named twice counts as it stands last, as every JSON reader has it; a map must not hold a key twice. */
+static uint64_t meta_drop_doubles(struct column *column, uint64_t first, uint64_t count)
+{
+    struct column_text *keys = &column->keys;
+    for (uint64_t i = first; i + 1 < count;) {
+        uint64_t j = i + 1;
+        while (j < count && !text_same(keys, i, j))
+            j++;
+        if (j == count) {
+            i++;
+            continue;
+        }
+        text_drop(keys, i, count);
+        text_drop(&column->values, i, count);
+        count--;
+    }
+    return count;
+}
+
+/* The next member of the object that `*at` stands in, 0 when there is none: the insides of two strings, or a value of another kind as it stands. */
+static int meta_member(struct json_scanner *scanner, const uint8_t **at, const uint8_t *name[2], const uint8_t *value[2], int *is_text)
+{
+    const uint8_t *p = json_space(scanner, *at);
+    int escaped;
+    if (p < scanner->end && *p == ',')
+        p = json_space(scanner, p + 1);
+    if (p >= scanner->end || *p != '"')
+        return 0;
+    name[0] = p + 1;
+    p = json_name(scanner, p, &name[1], &escaped);
+    if (p == NULL)
+        return 0;
+    *is_text = *p == '"';
+    value[0] = p + *is_text;
+    p = json_value(scanner, p, 1);
+    if (p == NULL)
+        return 0;
+    value[1] = p - *is_text;
+    *at = p;
+    return 1;
+}
+
+/* A record's meta, an object of strings as the server has let it in. `from` NULL: null. */
+static int put_meta(struct columns *out, const uint8_t *from, uint64_t bytes)
+{
+    struct column *column = &out->column[COLUMN_META];
+    struct json_scanner scanner;
+    const uint8_t *at, *name[2], *value[2];
+    uint64_t first, count;
+    int failure, is_text;
+    if (!column->wanted)
+        return 0;
+    failure = text_room(&column->text, out->rows, 0);
+    if (failure)
+        return failure;
+    first = count = (uint64_t)column->text.offsets[out->rows];
+    if (from != NULL) {
+        json_begin(&scanner, from, bytes, JSON_DEPTH_MAX, JSON_WIDEST);
+        at = json_space(&scanner, from) + 1; /* behind the brace */
+        while (!failure && meta_member(&scanner, &at, name, value, &is_text)) {
+            failure = text_put_json(&column->keys, count, name[0], (uint64_t)(name[1] - name[0]));
+            if (!failure)
+                failure = (is_text ? text_put_json : text_put_plain)(&column->values, count, value[0], (uint64_t)(value[1] - value[0]));
+            count++;
+        }
+        if (failure)
+            return failure;
+        count = meta_drop_doubles(column, first, count);
+    }
+    column->text.offsets[out->rows + 1] = (int32_t)count;
+    return column_validity(out, column, from != NULL);
+}
+
+/* ---- hand over ------------------------------------------------------------------------------------------------------------ */
+
+struct array_owned {
+    const void *buffers[3];
+    struct ArrowArray *children[COLUMNS];
+};
+
+static void array_release(struct ArrowArray *array)
+{
+    struct array_owned *owned = array->private_data;
+    for (int64_t i = 0; i < array->n_children; i++) {
+        if (owned->children[i]->release)
+            owned->children[i]->release(owned->children[i]);
+        free(owned->children[i]);
+    }
+    for (int64_t i = 0; i < array->n_buffers; i++)
+        free((void *)owned->buffers[i]);
+    free(owned);
+    array->release = NULL;
+}
+
+/* An array with room for its children, each an array of its own; NULL: no memory. The buffers belong to it from now on. */
+static struct ArrowArray *array_new(int64_t length, int64_t n_buffers, int64_t n_children)
+{
+    struct ArrowArray *array = calloc(1, sizeof *array);
+    struct array_owned *owned = calloc(1, sizeof *owned);
+    if (array == NULL || owned == NULL) {
+        free(array);
+        free(owned);
+        return NULL;
+    }
+    array->length = length;
+    array->n_buffers = n_buffers;
+    array->n_children = n_children;
+    array->buffers = owned->buffers;
+    array->children = owned->children;
+    array->private_data = owned;
+    array->release = array_release;
+    return array;
+}
+
+static void array_free(struct ArrowArray *array)
+{
+    if (array != NULL && array->release)
+        array->release(array);
+    free(array);
+}
+
+static struct ArrowArray *array_of_text(struct column_text *text, int64_t length)
+{
+    struct ArrowArray *array;
+    if (text_room(text, 0, 0)) /* the offsets of nothing are one zero */
+        return NULL;
+    array = array_new(length, 3, 0);
+    if (array != NULL) {
+        array->buffers[1] = text->offsets;
+        array->buffers[2] = text->bytes;
+        memset(text, 0, sizeof *text);
+    }
+    return array;
+}
+
+static struct ArrowArray *array_of_map(struct column *column, int64_t length)
+{
+    int64_t entries = column->text.offsets ? column->text.offsets[length] : 0;
+    struct ArrowArray *map = array_new(length, 2, 0), *pairs = array_new(entries, 1, 0);
+    struct ArrowArray *keys = array_of_text(&column->keys, entries), *values = array_of_text(&column->values, entries);
+    if (map == NULL || pairs == NULL || keys == NULL || values == NULL || text_room(&column->text, 0, 0)) {
+        array_free(map), array_free(pairs), array_free(keys), array_free(values);
+        return NULL;
+    }
+    pairs->children[0] = keys;
+    pairs->children[1] = values;
+    pairs->n_children = 2;
+    map->children[0] = pairs;
+    map->n_children = 1;
+    map->buffers[1] = column->text.offsets;
+    free(column->text.bytes);
+    memset(&column->text, 0, sizeof column->text);
+    return map;
+}
+
+static struct ArrowArray *array_of(struct columns *out, uint32_t number)
+{
+    struct column *column = &out->column[number];
+    const int64_t rows = (int64_t)out->rows;
+    struct ArrowArray *array;
+    int64_t valid = 0;
+    if (number == COLUMN_META) {
+        array = array_of_map(column, rows);
+    } else if (column_forms[number].format[0] == 'u' || column_forms[number].format[0] == 'z') {
+        array = array_of_text(&column->text, rows);
+    } else {
+        array = array_new(rows, 2, 0);
+        if (array != NULL) {
+            array->buffers[1] = column->numbers;
+            column->numbers = NULL;
+        }
+    }
+    if (array == NULL)
+        return NULL;
+    for (int64_t row = 0; row < rows; row += 8) {
+        uint8_t bits = column->validity[row >> 3];
+        valid += __builtin_popcount(rows - row < 8 ? bits & ((1u << (rows - row)) - 1) : bits);
+    }
+    array->null_count = rows - valid;
+    if (array->null_count) {
+        array->buffers[0] = column->validity;
+        column->validity = NULL;
+    }
+    return array;
+}
+
+/* All rows so far as one struct array; `out` is empty afterwards, also when memory lacks (NULL; the rows are lost then). */
+static struct ArrowArray *columns_export(struct columns *out)
+{
+    struct ArrowArray *whole = array_new((int64_t)out->rows, 1, 0);
+    for (uint32_t i = 0; whole != NULL && i < out->count; i++) {
+        struct ArrowArray *child = array_of(out, out->order[i]);
+        if (child == NULL) {
+            array_free(whole);
+            whole = NULL;
+            break;
+        }
+        whole->children[i] = child;
+        whole->n_children = i + 1;
+    }
+    columns_clear(out);
+    return whole;
+}
+
+struct schema_owned {
+    struct ArrowSchema *children[COLUMNS];
+};
+
+static void schema_release(struct ArrowSchema *schema)
+{
+    struct schema_owned *owned = schema->private_data;
+    for (int64_t i = 0; i < schema->n_children; i++) {
+        if (owned->children[i]->release)
+            owned->children[i]->release(owned->children[i]);
+        free(owned->children[i]);
+    }
+    free(owned);
+    schema->release = NULL;
+}
+
+static struct ArrowSchema *schema_new(const char *format, const char *name, int64_t flags)
+{
+    struct ArrowSchema *schema = calloc(1, sizeof *schema);
+    struct schema_owned *owned = calloc(1, sizeof *owned);
+    if (schema == NULL || owned == NULL) {
+        free(schema);
+        free(owned);
+        return NULL;
+    }
+    schema->format = format;
+    schema->name = name;
+    schema->flags = flags;
+    schema->children = owned->children;
+    schema->private_data = owned;
+    schema->release = schema_release;
+    return schema;
+}
+
+static int schema_add(struct ArrowSchema *parent, struct ArrowSchema *child)
+{
+    if (child == NULL)
+        return -ENOMEM;
+    parent->children[parent->n_children++] = child;
+    return 0;
+}
+
+static void schema_free(struct ArrowSchema *schema)
+{
+    if (schema != NULL && schema->release)
+        schema->release(schema);
+    free(schema);
+}
+
+static struct ArrowSchema *columns_schema(const struct columns *out)
+{
+    struct ArrowSchema *whole = schema_new("+s", "", 0);
+    for (uint32_t i = 0; whole != NULL && i < out->count; i++) {
+        const uint32_t number = out->order[i];
+        struct ArrowSchema *child = schema_new(column_forms[number].format, column_forms[number].name, ARROW_FLAG_NULLABLE);
+        int failure = schema_add(whole, child);
+        if (!failure && number == COLUMN_META) {
+            struct ArrowSchema *pairs = schema_new("+s", "entries", 0);
+            failure = schema_add(child, pairs);
+            if (!failure)
+                failure = schema_add(pairs, schema_new("u", "key", 0));
+            if (!failure)
+                failure = schema_add(pairs, schema_new("u", "value", ARROW_FLAG_NULLABLE));
+        }
+        if (failure) {
+            schema_free(whole);
+            return NULL;
+        }
+    }
+    return whole;
+}
+
+#endif

@@ -1,0 +1,171 @@
+"""Pieces of topics, read as Arrow record batches: the one way from segments to rows, for `topicsd.scan`, the export's readers and Spark."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from topicsd._native.segment import SegmentError
+from topicsd._native.segment_repair import Examiner
+from topicsd._native.segment_scan import COLUMN_NAMES, Scanner
+from topicsd.segments.names import Place
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MAPS_KEPT = 8
+SEQ_MAX = 2**63 - 1
+OnCorrupt = Literal["fail", "row"]
+NEWER = 4
+_DAMAGED_INDEX = {1, 2, 3, 6}  # short, not one, bad header, bad index: the data tells as much
+
+
+class DamagedError(Exception):
+    """Data is damaged or missing. `topic`, `first_seq`, `last_seq` say what is lost."""
+
+    def __init__(self, topic: str, first_seq: int, last_seq: int, what: str) -> None:
+        super().__init__(f"topic {topic}, seqs {first_seq} to {last_seq}: {what}")
+        self.topic, self.first_seq, self.last_seq, self.what = topic, first_seq, last_seq, what
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[str, int, int, str]]:
+        return type(self), (self.topic, self.first_seq, self.last_seq, self.what)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Seqs first_seq .. last_seq of a topic, which stand in one segment; or, without a place, a range of which it is known why it has none."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    place: Place | None = None
+    why: str = ""
+    ts: int | None = None  # epoch ms of a range without a place
+
+
+class _Maps:
+    """The last few files, mapped."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap | bytes] = {}
+
+    def at(self, path: Path) -> mmap.mmap | bytes:
+        found = self._maps.pop(path, None)
+        if found is None:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        self._maps[path] = found  # the last one used stands last
+        if len(self._maps) > MAPS_KEPT:
+            del self._maps[next(iter(self._maps))]
+        return found
+
+
+class Reader:
+    """Read pieces one after another into record batches.
+
+    `columns`: names of `COLUMN_NAMES`, in the order wanted. since, until: epoch ms, inclusive and exclusive. Raises DamagedError when
+    `on_corrupt` is "fail" and something is damaged or missing, SegmentError for a newer format, OSError.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str] = COLUMN_NAMES,
+        *,
+        since: int | None = None,
+        until: int | None = None,
+        on_corrupt: OnCorrupt = "fail",
+        rows_max: int = 65536,
+        bytes_max: int = 64 << 20,
+    ) -> None:
+        self._rows = on_corrupt == "row"
+        self._since, self._until = since, until
+        self._scanner = Scanner(columns, rows_max=rows_max, bytes_max=bytes_max, corrupt_rows=self._rows)
+        self._maps = _Maps()
+        self._examiner = Examiner()
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The schema of the batches."""
+        import pyarrow
+
+        return pyarrow.schema(self._scanner)
+
+    def read(self, pieces: Iterable[Piece]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield batches; they end where they are full, not where a piece ends."""
+        import pyarrow
+
+        for piece in pieces:
+            for _ in self._scan(piece):
+                yield pyarrow.record_batch(self._scanner.take())
+        if self._scanner.rows:
+            yield pyarrow.record_batch(self._scanner.take())
+
+    def _scan(self, piece: Piece) -> Iterator[None]:
+        """Yield each time the batch is full."""
+        if self._scanner.full:
+            yield
+        if piece.place is None:
+            if self._inside(piece.ts):
+                self._scanner.add_range(piece.topic.encode(), "gap", piece.first_seq, piece.last_seq, piece.why, piece.ts)
+            return
+        damage = ""
+        try:
+            yield from self._fill(piece, piece.place, piece.first_seq)
+        except SegmentError as wrong:
+            if wrong.status not in _DAMAGED_INDEX:
+                raise self._damaged(piece, wrong) from wrong
+            damage = str(wrong)
+        except FileNotFoundError as wrong:
+            damage = f"{wrong.filename} is missing"
+        if damage:
+            yield from self._without_index(piece, piece.place, self._next(piece), damage)
+
+    def _inside(self, ts: int | None) -> bool:
+        return ts is None or ((self._since is None or ts >= self._since) and (self._until is None or ts < self._until))
+
+    def _next(self, piece: Piece) -> int:
+        return max(piece.first_seq, self._scanner.next_seq)
+
+    def _damaged(self, piece: Piece, wrong: SegmentError) -> Exception:
+        if wrong.status == NEWER:  # no damage
+            return wrong
+        seq = self._next(piece)
+        return DamagedError(piece.topic, seq, seq, str(wrong))
+
+    def _fill(self, piece: Piece, place: Place, first_seq: int, index: bytes | None = None) -> Iterator[None]:
+        self._scanner.open(
+            piece.topic.encode(),
+            self._maps.at(place.index.path) if index is None else index,
+            self._maps.at(place.data.path),
+            index_offset=place.index.offset if index is None else 0,
+            data_offset=place.data.offset,
+            first_seq=first_seq,
+            last_seq=piece.last_seq or SEQ_MAX,
+            since=self._since,
+            until=self._until,
+            remade=index is not None,
+        )
+        while self._scanner.fill():
+            yield
+
+    def _without_index(self, piece: Piece, place: Place, first_seq: int, damage: str) -> Iterator[None]:
+        """Go on from first_seq with an index that is made again from the data, or tell the whole rest as lost."""
+        identity = (place.topic_id, place.first_seq, place.last_seq) if place.topic_id and place.last_seq else None
+        try:
+            data = self._maps.at(place.data.path)
+            self._examiner.examine(data, data_offset=place.data.offset, data_bytes=place.data_bytes, identity=identity)
+            index = self._examiner.remade("index")
+        except (FileNotFoundError, SegmentError):
+            last_seq = piece.last_seq or place.last_seq or first_seq
+            if not self._rows:
+                raise DamagedError(piece.topic, first_seq, last_seq, damage) from None
+            self._scanner.add_range(piece.topic.encode(), "corrupt", first_seq, last_seq, damage)
+            return
+        try:
+            yield from self._fill(piece, place, first_seq, index)
+        except SegmentError as wrong:
+            raise self._damaged(piece, wrong) from wrong
