@@ -17,7 +17,14 @@ OUT = PERF / "out"
 ROOT = PERF.parent
 WARNINGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra"]
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
-PROGRAMS = {"load": PERF / "load/load.c", "jobs": PERF / "load/jobs.c", "bare_http": PERF / "bare/http.c", "bare_disk": PERF / "bare/disk.c"}
+PROGRAMS = {
+    "load": PERF / "load/load.c",
+    "jobs": PERF / "load/jobs.c",
+    "fan": PERF / "load/fan.c",
+    "bare_http": PERF / "bare/http.c",
+    "bare_disk": PERF / "bare/disk.c",
+    "bare_fan": PERF / "bare/fan.c",
+}
 
 
 def build(engine: bool = True) -> None:

@@ -31,6 +31,17 @@ def main() -> None:
                 tails = f"{middle(rows, 'p50_us'):,.0f} | {middle(rows, 'p99_us'):,.0f}"
                 shown = f"{middle(rows, 'rate'):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | {tails}"
                 print(f"| {case} | {server} | {shown} | {cpu} |")
+    if "fanout" in document:
+        print("\n| fan-out | reach | got | min-max | |\n|---|---|---|---|---|")
+        for row in document["fanout_targets"]:
+            print(f"| {row['what']} | {row['reach']} | {row['got']:.2f} | {row['range'][0]:.2f}-{row['range'][1]:.2f} | {row['verdict']} |")
+        print("\n| fan-out | door | deliveries/s | a core | p50 us | p99 us |\n|---|---|---|---|---|---|")
+        for case, doors in document["fanout"].items():
+            for door, rows in doors.items():
+                if all("rate" in row for row in rows):
+                    print(
+                        f"| {case} | {door} | " + " | ".join(f"{middle(rows, name):,.0f}" for name in ("rate", "a_core", "p50_us", "p99_us")) + " |"
+                    )
     print("\n| engine, without HTTP | got | prototype | ratio | limit in the same run |\n|---|---|---|---|---|")
     for row in document.get("engine", []):
         cells = [

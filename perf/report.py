@@ -1,6 +1,6 @@
 """Measure everything and say what is reached: `make bench`.
 
-    python perf/report.py [--quick] [--rounds 3] [--seconds 2] [--only TEXT] [--no-engine] [--no-profile] [--front native|falcon]
+    python perf/report.py [--quick] [--rounds 3] [--seconds 2] [--only TEXT] [--no-engine] [--no-profile] [--no-fanout] [--front native|falcon]
 
 Starts topicsd with one and with two workers, the bare servers, and redis-server and nats-server where they are installed. In each round
 every case runs on every server of its, one after the other (A B C A B C), so that a noisy minute hits all of them. Ratios are taken within a
@@ -23,6 +23,7 @@ from typing import Any
 
 import causes
 import engine_lines
+import fanout
 import profiles
 from cases import CASES, TARGETS, THERE, Case, Target
 from servers import Bare, Nats, Redis, Server, Topicsd, nats_program
@@ -264,7 +265,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--front", choices=["native", "falcon"])
-    for name in ("no-pin", "no-engine", "no-http", "no-profile"):
+    for name in ("no-pin", "no-engine", "no-http", "no-profile", "no-fanout"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.quick:
@@ -295,6 +296,10 @@ def main() -> None:
         print("\n" + verdicts(document["targets"]))
         print("\n" + slowest(document["worst"]))
         print("\n".join(fleet.absent))
+    if not options.no_fanout:
+        document["fanout"] = fanout.run(options.rounds, options.seconds, [1, 100] if options.quick else [1, 10, 100, 1000])
+        document["fanout_targets"] = fanout.judge(document["fanout"])
+        print("\n" + fanout.table(document["fanout"]) + "\n\n" + fanout.verdicts(document["fanout_targets"]))
     if not options.no_engine:
         document["engine"] = engine_lines.measure(options.quick)
         print("\n" + engine_lines.table(document["engine"]))
