@@ -1,6 +1,7 @@
 """A diff's JSON body, from the view of a topic to the last byte (see diff.pxd)."""
 
 from libc.errno cimport EIO
+from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
@@ -17,6 +18,8 @@ from topicsd._native.render cimport (
     put_text, put_tombstone, put_u64,
 )
 from topicsd._native.scan cimport diff_match, diff_node
+from topicsd._native.sealed cimport sealed_turn
+from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.state cimport (
     READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, READ_STALE, floors_take, loss_reason_of, touch_topic,
 )
@@ -75,6 +78,8 @@ cdef const record_entry *_locate(Page *page, const index_entry *entry) noexcept 
     cdef Span *span = &page.span
     if shard == SOURCE_EPHEMERAL:
         return _ephemeral(page, entry, position)
+    if shard == SOURCE_SEGMENT:    # sealed.pxd has verified it
+        return <const record_entry *><uintptr_t>position
     if span.base == NULL or span.shard != shard or position < span.position or position - span.position >= span.bytes:
         span.base = map_at(&page.reader.maps, <uint32_t>shard, position, &available)
         if span.base == NULL:
@@ -178,8 +183,9 @@ cdef int _fill(void *argument) noexcept nogil:
         first = page.cursor + 1
         count = <uint32_t>min(page.end - page.cursor, <uint64_t>PAGE_ENTRIES)
         count = <uint32_t>min(<uint64_t>count, max(page.limit - page.matched, <uint64_t>16))    # a small page copies few entries
-        if view_entries(page.reader.regions, &page.view, first, count, page.entries) != 0:
-            return READ_STALE
+        status = view_entries(page.reader.regions, &page.view, first, count, page.entries)
+        if status != 0:
+            return status if status == -EIO else READ_STALE
         for number in range(count):
             status = _step(page, first + number, &page.entries[number], &step)
             if status != READ_OK:
@@ -293,6 +299,7 @@ cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const 
     wait_for_copies(reader.regions, slot)
     for _ in range(PAGE_TRIES):
         maps_refresh(&reader.maps)
+        sealed_turn(reader.regions)
         out.used = start
         status = _begin(page, slot, topic_id, now_ms)
         if status == READ_STALE:

@@ -30,6 +30,7 @@ from topicsd._native.routes cimport (
     ROUTE_TEXT_MAX, Outlets, Route, forwarder_files, forwarder_queue, notes_delete, outlets_of, replay_cursors, route_add, route_change,
     route_of, route_remove,
 )
+from topicsd._native.sealed cimport rows_drop_all, sealed_turn, segment_files_reset
 from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
 )
@@ -180,6 +181,7 @@ cdef class EngineCore(QueueDoor):
 
     def set_now(self, uint64_t wall_ms, int64_t mono_ms):
         """Set the time of what follows."""
+        sealed_turn(self.core.regions)
         self.core.wall_ms = wall_ms
         self.core.mono_ms = mono_ms
 
@@ -332,7 +334,7 @@ cdef class EngineCore(QueueDoor):
         cdef Route *route = self._route(number)
         return {
             "cursor": route.cursor, "forwarded": route.forwarded, "lost": route.lost, "blocked": route.blocked, "source": route.source,
-            "dest": route.dest, "flags": route.flags,
+            "dest": route.dest, "flags": route.flags, "skip_first": route.skip_first, "skip_last": route.skip_last,
         }
 
     def set_route(self, uint32_t number, uint64_t cursor, uint64_t forwarded, uint64_t lost):
@@ -397,6 +399,7 @@ cdef class EngineCore(QueueDoor):
     def reset_tables(self):
         """Empty the shared tables: a writer starts from its log alone."""
         table_reset(self.core.regions)
+        segment_files_reset(self.core.regions)
         index_reset(self.core.regions)
         order_reset(self.core.regions)
         self.core.regions.control.records_live = self.core.regions.control.bytes_live = self.core.regions.control.topics = 0
@@ -447,6 +450,7 @@ cdef class EngineCore(QueueDoor):
         if self.ordered:
             order_remove(self.core.regions, slot)
         private_drop(&self.core, slot)
+        rows_drop_all(self.core.regions, topic)
         table_remove(self.core.regions, slot)
 
     cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept:
@@ -649,9 +653,9 @@ cdef int _replay_other(EngineCore sequencer, const frame_header *frame, uint64_t
     return 0
 
 
-def walk_shard(EngineCore sequencer, FileSystem files, directory, uint32_t number):
-    """Replay one shard into the sequencer's tables; return the walk's report."""
-    report = walk(files, os.fsencode(directory), number, 0, replay_visit, <void *>sequencer)
+def walk_shard(EngineCore sequencer, FileSystem files, directory, uint32_t number, uint64_t from_position=0, uint64_t known=0):
+    """Replay one shard, from a position on, into the sequencer's tables; return the walk's report."""
+    report = walk(files, os.fsencode(directory), number, from_position, known, replay_visit, <void *>sequencer)
     if report.stopped and sequencer.replayer.failed is None:
         raise MemoryError("replay ran out of memory")
     return report

@@ -18,6 +18,10 @@
 # trusts an offset: each is held against the region's size, so the worst a stale one yields is a wrong entry that view_still refuses.
 # Paged, index_base moves by whole pages. The index ends at `head` between two calls; the caller moves head after index_append and
 # index_hole, and `earliest` before index_trim. What lies below `earliest` may also go when the index grows.
+# What stands in sealed segments (seq <= sealed_through) is asked for here too and comes from sealed.pxd: an entry that index_at gives there is a copy
+# in this process, good until the next call; one that view_entries gives has its record's address (SOURCE_SEGMENT), good until the next sealed_turn.
+# Entries of sealed seqs may still stand in the tail's last page: nobody looks at them.
+#
 # Owner: the writer.
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -36,7 +40,10 @@ cdef void index_trim(Regions *regions, topic_slot *topic, uint64_t below_seq) no
 cdef void index_drop(Regions *regions, topic_slot *topic) noexcept nogil
 
 # ---- any process; check view_still afterwards
+# 0, VIEW_BUSY, or -EIO: a page of a segment that cannot be read now.
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
+# The same without the addresses of sealed records: their data is not touched.
+cdef int view_flags(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
 # First seq >= from_seq (and >= index_base) with ts at or above `ts`, head + 1 when there is none. A hole counts as old as what precedes it.
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil
 # First seq, not below `low`, of the hole that ends at `seq`; seq + 1 when `seq` is in no hole.

@@ -6,8 +6,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from topicsd._native.atomics cimport load_acquire_32, store_relaxed_64, store_release_32, store_release_64
-from topicsd._native.layout cimport INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_SMALL_MAX, index_entry, topic_slot
+from topicsd._native.layout cimport INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_SMALL_MAX, index_entry, segment_row, topic_slot
 from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.sealed cimport Rows, row_of, rows_of_view, sealed_at, sealed_entries, sealed_lower_bound_ts
 from topicsd._native.slabs cimport (
     INDEX_HEADER_BYTES, INDEX_PAGE_BYTES, INDEX_UNIT_BYTES, SLAB_MIN_SHIFT, is_page, page_give, page_take, slab_class_for, slab_give, slab_take,
     slabs_reset,
@@ -46,14 +47,35 @@ cdef index_entry *_place(const Regions *regions, const topic_slot *topic, uint64
     return _page(regions, page) + number % INDEX_PAGE_ENTRIES if is_page(page) else NULL
 
 
-cdef index_entry *index_at(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
+cdef inline index_entry *_tail_at(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
     if seq < topic.index_base or seq > topic.head:
         return NULL
     return _place(regions, topic, seq)
 
 
+cdef index_entry *index_at(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
+    if seq <= topic.sealed_through:
+        return <index_entry *>sealed_at(regions, topic, seq)
+    return _tail_at(regions, topic, seq)
+
+
+cdef inline uint64_t _tail_first(const topic_slot *topic) noexcept nogil:
+    """First seq that somebody may ask the tail index for."""
+    return max(topic.earliest, topic.sealed_through + 1)
+
+
 cdef uint32_t index_hole_reason(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
-    cdef const index_entry *entry = index_at(regions, topic, seq)
+    if seq <= topic.sealed_through:
+        return _reason_of(sealed_at(regions, topic, seq))
+    return _tail_hole_reason(regions, topic, seq)
+
+
+cdef inline uint32_t _reason_of(const index_entry *entry) noexcept nogil:
+    return (entry.flags >> 8) & 0xFF if entry != NULL and entry.flags & INDEX_HOLE else 0
+
+
+cdef uint32_t _tail_hole_reason(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
+    cdef const index_entry *entry = _tail_at(regions, topic, seq)
     cdef uint64_t number = seq - topic.index_base
     cdef uint32_t page
     if entry != NULL:
@@ -74,11 +96,11 @@ cdef uint64_t _holes_ending(const Regions *regions, const topic_slot *topic, uin
     if topic.holes == 0:
         return 0
     while seq < below_seq:
-        hole = index_hole_reason(regions, topic, seq) != 0
+        hole = _tail_hole_reason(regions, topic, seq) != 0
         count += inside and not hole
         inside = hole
-        seq += 1 if index_at(regions, topic, seq) != NULL else INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
-    return count + (inside and index_hole_reason(regions, topic, below_seq) == 0)
+        seq += 1 if _tail_at(regions, topic, seq) != NULL else INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
+    return count + (inside and _tail_hole_reason(regions, topic, below_seq) == 0)
 
 
 cdef void _rebase_small(Regions *regions, topic_slot *topic, uint64_t base, uint64_t end) noexcept nogil:
@@ -161,7 +183,7 @@ cdef int _reach(Regions *regions, topic_slot *topic, uint64_t seq, uint64_t coun
     cdef uint32_t grown
     if not topic.index_paged:
         if topic.index_capacity and wanted > topic.index_capacity:
-            dead = min(topic.earliest, seq) - topic.index_base if topic.earliest > topic.index_base else 0
+            dead = min(_tail_first(topic), seq) - topic.index_base if _tail_first(topic) > topic.index_base else 0
             if dead * 8 >= topic.index_capacity and dead != 0 and wanted - dead <= topic.index_capacity:
                 _rebase_small(regions, topic, topic.index_base + dead, seq)
                 return 0
@@ -282,7 +304,7 @@ cdef bint _become_small(Regions *regions, topic_slot *topic, uint64_t base) noex
     cdef uint64_t count = topic.head + 1 - base, number, offset
     cdef uint32_t slab_class = 0
     for number in range(count):
-        entry = index_at(regions, topic, base + number)
+        entry = _tail_at(regions, topic, base + number)
         if entry == NULL:
             return False
         entries[number] = entry[0]
@@ -350,7 +372,7 @@ cdef void _drop_pages(Regions *regions, topic_slot *topic, uint64_t top) noexcep
 
 cdef void index_trim(Regions *regions, topic_slot *topic, uint64_t below_seq) noexcept nogil:
     cdef uint64_t end = topic.head + 1, dead
-    below_seq = min(below_seq, end)
+    below_seq = min(max(below_seq, topic.sealed_through + 1), end)
     if topic.index_capacity == 0 or below_seq <= topic.index_base:
         return
     dead = below_seq - topic.index_base
@@ -391,6 +413,29 @@ cdef inline const index_entry *_view_small(const Regions *regions, const TopicVi
 
 
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil:
+    if first_seq <= view.sealed_through and count:
+        return _view_both(regions, view, first_seq, count, out, True)
+    return _view_tail(regions, view, first_seq, count, out)
+
+
+cdef int view_flags(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil:
+    if first_seq <= view.sealed_through and count:
+        return _view_both(regions, view, first_seq, count, out, False)
+    return _view_tail(regions, view, first_seq, count, out)
+
+
+cdef int _view_both(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
+    cdef Rows rows
+    cdef uint32_t sealed = <uint32_t>min(<uint64_t>count, view.sealed_through + 1 - first_seq)
+    cdef int status = rows_of_view(regions, view, &rows)
+    if status == 0:
+        status = sealed_entries(regions, &rows, first_seq, sealed, out, records)
+    if status == 0 and count > sealed:
+        status = _view_tail(regions, view, first_seq + sealed, count - sealed, out + sealed)
+    return status
+
+
+cdef int _view_tail(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil:
     cdef uint64_t number = first_seq - view.index_base, part, at
     cdef const uint32_t *directory
     cdef const index_entry *entries
@@ -462,7 +507,13 @@ cdef uint64_t _view_ts(const Regions *regions, const TopicView *view, uint64_t n
 
 
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil:
-    cdef uint64_t low = max(from_seq, view.index_base), high = view.head + 1, middle
+    cdef uint64_t low, high = view.head + 1, middle
+    cdef Rows rows
+    if from_seq <= view.sealed_through and rows_of_view(regions, view, &rows) == 0 and rows.count:
+        from_seq = sealed_lower_bound_ts(regions, &rows, from_seq, ts)
+        if from_seq <= view.sealed_through:
+            return from_seq
+    low = max(max(from_seq, view.index_base), view.sealed_through + 1)
     while low < high:
         middle = low + (high - low) // 2
         if _view_ts(regions, view, middle - view.index_base) >= ts:
@@ -490,10 +541,15 @@ cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint
     cdef index_entry entry
     cdef const uint32_t *directory
     cdef uint64_t number = seq - view.index_base
+    cdef Rows rows
+    cdef const segment_row *row
     reason[0] = 0
     if seq > view.head or view_entries(regions, view, seq, 1, &entry) != 0 or not entry.flags & INDEX_HOLE:
         return 0
     reason[0] = (entry.flags >> 8) & 0xFF
+    if seq <= view.sealed_through:
+        row = row_of(&rows, seq) if rows_of_view(regions, view, &rows) == 0 else NULL
+        return row.last_seq if row != NULL and row.file == 0 else seq
     directory = _view_directory(regions, view)
     if view.index_paged and directory != NULL and not is_page(load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])):
         return min(seq + INDEX_PAGE_ENTRIES - 1 - number % INDEX_PAGE_ENTRIES, view.head)
@@ -504,10 +560,15 @@ cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uin
     cdef index_entry entry
     cdef const uint32_t *directory = _view_directory(regions, view)
     cdef uint64_t number
-    low = max(low, view.index_base)
-    while seq >= low and view_entries(regions, view, seq, 1, &entry) == 0 and entry.flags & INDEX_HOLE:
+    cdef Rows rows
+    cdef const segment_row *row
+    while seq >= low and view_flags(regions, view, seq, 1, &entry) == 0 and entry.flags & INDEX_HOLE:
         number = seq - view.index_base
-        if view.index_paged and directory != NULL and not is_page(load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])):
+        if seq <= view.sealed_through:
+            row = row_of(&rows, seq) if rows_of_view(regions, view, &rows) == 0 else NULL
+            if row != NULL and row.file == 0:
+                seq = max(low, row.first_seq)
+        elif view.index_paged and directory != NULL and not is_page(load_acquire_32(&directory[number // INDEX_PAGE_ENTRIES])):
             seq = max(low, seq - number % INDEX_PAGE_ENTRIES)
         seq -= 1
     return seq + 1

@@ -61,6 +61,7 @@ enum frame_type {
     FRAME_LEASE = 12,
     FRAME_GROUP = 13,
     FRAME_CHECKPOINT = 14,
+    FRAME_SEGMENT = 15,     /* struct segment_body: records of a topic stand in a segment from here on */
     FRAME_MARK = 0x80 | 1,  /* no body: carries `synced` while the writer is idle */
 };
 
@@ -160,7 +161,8 @@ struct worker_line { /* one per ring slot; written by that worker only, unless s
     uint64_t throttled;
     uint64_t errors_5xx;
     uint64_t native_append, native_diff, native_state; /* of native_requests */
-    uint64_t reserved[16];
+    uint64_t maps_swept; /* what files_retired was when this process last unmapped what is retired */
+    uint64_t reserved[15];
 };
 _Static_assert(sizeof(struct worker_line) == 256, "worker line");
 
@@ -204,7 +206,9 @@ struct control {
     uint32_t writer_armed;    /* writer: 1 while it sleeps */
     uint64_t recovered_records, recovered_ms;
     uint64_t forward_debt;    /* writer: 1 while a write is acked whose copies in first destinations are not all visible (routes.pxd) */
-    uint64_t reserved[34];
+    uint64_t files_retired;   /* writer: +1 when files have been retired: unmap them and say so in maps_swept */
+    uint64_t segments, segments_bytes; /* writer: sealed ranges and the bytes of their files */
+    uint64_t reserved[31];
     struct shard_line shards[SHARDS_MAX];
     struct worker_line workers[RING_SLOTS_MAX];
 };
@@ -281,7 +285,13 @@ struct topic_slot {
     uint64_t hole_reason;   /* its loss_reason */
     uint64_t derived;       /* writer, relaxed: number of the router that feeds this topic, 0 none */
     uint64_t origins;       /* under `version`: index slab of where exactly-once copies come from (routes.pxd), 0 none */
-    uint64_t reserved[5];
+    /* sealed ranges, all of it under `version` (sealed.pxd) */
+    uint64_t segments_offset; /* index slab of struct segment_row, 0 none */
+    uint32_t segments_len;
+    uint32_t segments_class;  /* slab size class */
+    uint64_t sealed_through;  /* seqs up to here stand in segments, not in the tail index; 0 none */
+    uint64_t sealed_holes;    /* rows that have a hole */
+    uint64_t reserved[1];
     char name[NAME_BYTES_MAX + 1];
 };
 _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
@@ -305,6 +315,51 @@ _Static_assert(sizeof(struct index_entry) == 24, "index entry");
 #define INDEX_HOPS_MAX 15u
 #define INDEX_PAGE_ENTRIES 1024u
 #define INDEX_SMALL_MAX 128u /* above this many entries a topic's index is paged */
+
+/* ---- segments ----------------------------------------------------------------------------------------------------------
+ * A topic's sealed ranges stand in rows, ascending and without a seq missing between them; a row leads into one or three files of the
+ * segment-file table (sealed.pxd). Nothing of a sealed record is in memory. */
+struct segment_row {
+    uint64_t first_seq, last_seq;
+    uint64_t last_ts;    /* of its last entry; never below that of an earlier row */
+    uint64_t live_bytes; /* writer: of the records that are not deleted, whatever the floors say */
+    uint32_t live;       /* writer: how many they are */
+    uint32_t deleted;    /* flag bytes that have been set since it was built; 0: nobody needs to look at them */
+    uint32_t file;       /* number in the segment-file table; 0: no record is left in this range */
+    uint32_t flags;      /* ROW_*; bits 8-15 without a file: loss_reason of the hole, 0: deleted records */
+    uint32_t data_at, index_at, tags_at; /* where the parts stand in a pack, in units of 8 bytes */
+    uint32_t marks_at;   /* index slab of a bit for each seq that was deleted and whose flag byte is not set yet, in units of 64 bytes; 0 none */
+};
+_Static_assert(sizeof(struct segment_row) == 64, "segment row");
+#define ROW_HOLES 0x1u   /* it has a hole */
+#define ROW_TAGS 0x2u    /* it has tagged records */
+#define ROW_COLD 0x4u    /* its data part stands in the cold tier */
+#define ROW_DAMAGED 0x8u /* its file is not there or not readable: all of it is told as `corrupt` */
+
+enum segment_kind { SEGMENT_KIND_OWN = 1, SEGMENT_KIND_PACK = 2 };
+enum segment_state { SEGMENT_FREE = 0, SEGMENT_HOT = 1, SEGMENT_RETIRED = 2 };
+
+struct segment_file { /* the segment-file table; writer. Row 0 is never used */
+    uint64_t serial;   /* never used twice: what a map of the file is known by */
+    uint64_t topic_id; /* of a file that holds one topic */
+    uint64_t name;     /* its first seq, or the number of the pack */
+    uint64_t edition;  /* of a rewritten segment, else 0 */
+    uint64_t bytes;
+    uint32_t rows;     /* that lead into it: at 0 it is retired */
+    uint32_t state;    /* release; enum segment_state */
+    uint32_t kind;     /* enum segment_kind */
+    uint32_t reserved0;
+    uint64_t next;     /* the writer's list of free or of retired rows */
+};
+_Static_assert(sizeof(struct segment_file) == 64, "segment file");
+#define SEGMENT_FILES_MAX (1u << 22)
+
+/* FRAME_SEGMENT: base_seq is the row's first seq. A row for a file that stood in an older one's place (a rewrite, a relocation) says so. */
+struct segment_body {
+    struct segment_row row;   /* `file` is 0 for a row without a file, else 1 */
+    struct segment_file file; /* serial, rows, state and next are 0 */
+};
+_Static_assert(sizeof(struct segment_body) == 128, "segment body");
 
 /* ---- rings ---------------------------------------------------------------------------------------------------------------- */
 #define RING_DESCRIPTORS 4096u

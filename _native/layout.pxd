@@ -63,6 +63,7 @@ cdef extern from "layout.h" nogil:
     const int FRAME_LEASE
     const int FRAME_GROUP
     const int FRAME_CHECKPOINT
+    const int FRAME_SEGMENT
     const int FRAME_MARK
     const int TOPIC_LOG
     const int TOPIC_QUEUE
@@ -78,6 +79,16 @@ cdef extern from "layout.h" nogil:
     const int LOSS_RECREATED
     const int LOSS_SOURCE_TRIM
     const int LOSS_CORRUPT
+    const uint32_t ROW_HOLES
+    const uint32_t ROW_TAGS
+    const uint32_t ROW_COLD
+    const uint32_t ROW_DAMAGED
+    const int SEGMENT_KIND_OWN
+    const int SEGMENT_KIND_PACK
+    const int SEGMENT_FREE
+    const int SEGMENT_HOT
+    const int SEGMENT_RETIRED
+    const uint32_t SEGMENT_FILES_MAX
     const int MATCH_NONE
     const int MATCH_EQ
     const int MATCH_PREFIX
@@ -169,7 +180,8 @@ cdef extern from "layout.h" nogil:
         uint64_t native_append
         uint64_t native_diff
         uint64_t native_state
-        uint64_t reserved[16]
+        uint64_t maps_swept
+        uint64_t reserved[15]
 
     ctypedef struct shard_line "struct shard_line":
         uint64_t written
@@ -220,7 +232,10 @@ cdef extern from "layout.h" nogil:
         uint64_t recovered_records
         uint64_t recovered_ms
         uint64_t forward_debt
-        uint64_t reserved[34]
+        uint64_t files_retired
+        uint64_t segments
+        uint64_t segments_bytes
+        uint64_t reserved[31]
         shard_line shards[SHARDS_MAX]
         worker_line workers[RING_SLOTS_MAX]
 
@@ -286,7 +301,12 @@ cdef extern from "layout.h" nogil:
         uint64_t hole_reason
         uint64_t derived
         uint64_t origins
-        uint64_t reserved[5]
+        uint64_t segments_offset
+        uint32_t segments_len
+        uint32_t segments_class
+        uint64_t sealed_through
+        uint64_t sealed_holes
+        uint64_t reserved[1]
         char name[NAME_BYTES_MAX + 1]
 
     ctypedef struct index_entry "struct index_entry":
@@ -294,6 +314,36 @@ cdef extern from "layout.h" nogil:
         uint32_t bytes
         uint32_t flags
         uint64_t ts
+
+    ctypedef struct segment_row "struct segment_row":
+        uint64_t first_seq
+        uint64_t last_seq
+        uint64_t last_ts
+        uint64_t live_bytes
+        uint32_t live
+        uint32_t deleted
+        uint32_t file
+        uint32_t flags
+        uint32_t data_at
+        uint32_t index_at
+        uint32_t tags_at
+        uint32_t marks_at
+
+    ctypedef struct segment_file "struct segment_file":
+        uint64_t serial
+        uint64_t topic_id
+        uint64_t name
+        uint64_t edition
+        uint64_t bytes
+        uint32_t rows
+        uint32_t state
+        uint32_t kind
+        uint32_t reserved0
+        uint64_t next
+
+    ctypedef struct segment_body "struct segment_body":
+        segment_row row
+        segment_file file
 
     ctypedef struct submission "struct submission":
         uint64_t token

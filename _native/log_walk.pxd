@@ -38,4 +38,4 @@ cdef class WalkReport:
 
 # Walk the shard in `directory` (.../log/shard-NN). Frames below `from_position` are not visited. Must be called with the GIL (it lets go of
 # it while it reads). Raises LogFormatError, OSError.
-cdef WalkReport walk(FileSystem files, bytes directory, uint32_t shard, uint64_t from_position, Visit visit, void *context)
+cdef WalkReport walk(FileSystem files, bytes directory, uint32_t shard, uint64_t from_position, uint64_t known, Visit visit, void *context)

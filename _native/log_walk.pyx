@@ -14,7 +14,7 @@ from posix.stdlib cimport posix_memalign
 
 from topicsd._native.files cimport Files, FileSystem
 from topicsd._native.frame cimport FRAME_NONE, FRAME_VALID, frame_body, frame_check, frame_hash
-from topicsd._native.layout cimport FRAME_CHECKPOINT, FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_START, LOG_FORMAT_VERSION, frame_header, start_body
+from topicsd._native.layout cimport FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_SEGMENT, FRAME_START, LOG_FORMAT_VERSION, frame_header, start_body
 
 LogFile = namedtuple("LogFile", "first_position bytes path")
 Damage = namedtuple("Damage", "path offset position bytes expected got")
@@ -76,6 +76,7 @@ cdef struct Walk:
     void *context
     DamageRow *damage
     uint32_t damages, damages_max
+    uint64_t known         # below it everything was synced once, whatever later frames say
     uint64_t end, torn_bytes, torn_frames, frames, bytes, synced, generation
     uint8_t boot_id[16]
     bint started
@@ -295,7 +296,7 @@ cdef int add_damage(Walk *w, uint32_t index, uint64_t position, uint64_t bytes, 
 
 cdef bint go_over(Walk *w, uint32_t index, uint64_t bad, uint64_t resume, int status) noexcept nogil:
     # A bad place [bad, resume) in front of or in file `index`: damage (True: go on at `resume`) or the end of the log.
-    if not proven(w, index, max(resume, w.file[index].first), bad):
+    if bad >= w.known and not proven(w, index, max(resume, w.file[index].first), bad):
         w.end = bad
         measure_torn(w, index, max(bad, w.file[index].first))
         return False
@@ -308,7 +309,7 @@ cdef bint show(Walk *w, const frame_header *frame, uint64_t position, uint64_t f
     # True: go on.
     cdef const start_body *body = <const start_body *>frame_body(frame)
     w.synced = max(w.synced, frame.synced)
-    if not frame.type & 0x80 and (frame.type == 0 or frame.type > FRAME_CHECKPOINT):
+    if not frame.type & 0x80 and (frame.type == 0 or frame.type > FRAME_SEGMENT):
         w.error = REFUSED_TYPE
         w.error_value = frame.type
         w.error_offset = position - w.main.file.first
@@ -364,6 +365,9 @@ cdef void run(Walk *w, uint64_t from_position) noexcept nogil:
                 return
             at = lost
         at = file.limit
+    if w.end < w.known:
+        w.error = add_damage(w, 0, w.end, w.known - w.end, MISSING_FILE)
+        w.end = w.known
 
 
 # ---- the Python side ------------------------------------------------------------------------------------------------------
@@ -390,10 +394,10 @@ def list_files(bytes directory) -> list:
 
 
 cdef object as_damage(const DamageRow *row, list files, bytes directory):
-    file = files[row.file]
     if row.status == MISSING_FILE:
         path = os.path.join(directory, b"%020d.log" % row.position)
         return Damage(path, 0, row.position, row.bytes, "a log file", REASONS[MISSING_FILE])
+    file = files[row.file]
     offset = row.position - file.first_position
     if row.status == 5:
         return Damage(file.path, offset, row.position, row.bytes, f"checksum {row.expected:016x}", f"{row.got:016x}")
@@ -439,7 +443,8 @@ cdef int raise_refusal(const Walk *w, list files) except -1:
     raise OSError(-w.error, os.strerror(-w.error), path)
 
 
-cdef WalkReport walk(FileSystem files, bytes directory, uint32_t shard, uint64_t from_position, Visit visit, void *context):
+cdef WalkReport walk(FileSystem files, bytes directory, uint32_t shard, uint64_t from_position, uint64_t known, Visit visit,
+                     void *context):
     cdef WalkReport report = WalkReport()
     cdef list found = list_files(directory)
     cdef Walk w
@@ -449,6 +454,7 @@ cdef WalkReport walk(FileSystem files, bytes directory, uint32_t shard, uint64_t
     w.shard = <uint16_t>shard
     w.visit = visit
     w.context = context
+    w.known = known
     w.count = len(found)
     w.file = <WalkFile *>calloc(w.count + 1, sizeof(WalkFile))
     if w.file == NULL:
@@ -491,15 +497,15 @@ cdef int collect(void *context, const frame_header *frame, uint64_t position) no
     return 0
 
 
-def check(directory, int shard=0, *, FileSystem files=None, uint64_t from_position=0) -> WalkReport:
-    """Walk a shard without showing its frames to anyone. Raises LogFormatError, OSError."""
-    return walk(files or FileSystem(), os.fsencode(directory), shard, from_position, NULL, NULL)
+def check(directory, int shard=0, *, FileSystem files=None, uint64_t from_position=0, uint64_t known=0) -> WalkReport:
+    """Walk a shard without showing its frames to anyone. `known`: what is bad below it is damage. Raises LogFormatError, OSError."""
+    return walk(files or FileSystem(), os.fsencode(directory), shard, from_position, known, NULL, NULL)
 
 
 def read(directory, int shard=0, *, FileSystem files=None, uint64_t from_position=0) -> tuple:
     """Walk a shard and return the report and all frames as bytes, START and MARK included: for tests and small logs."""
     cdef list frames = []
-    report = walk(files or FileSystem(), os.fsencode(directory), shard, from_position, collect, <void *>frames)
+    report = walk(files or FileSystem(), os.fsencode(directory), shard, from_position, 0, collect, <void *>frames)
     return report, frames
 
 
@@ -508,9 +514,14 @@ def quarantine(WalkReport report, destination, int shard=0) -> list:
 
     The log stays as it is. A copy that is already there is left alone, so that doing it twice is the same as once. Raises OSError.
     """
+    return quarantine_ranges(report.damaged, destination, shard)
+
+
+def quarantine_ranges(damaged, destination, int shard=0) -> list:
+    """Copy damaged ranges aside, as `quarantine` does."""
     cdef list copies = []
     os.makedirs(destination, exist_ok=True)
-    for damage in report.damaged:
+    for damage in damaged:
         copy = os.path.join(os.fsdecode(destination), f"{shard:02d}-{damage.position:020d}.bin")
         if not os.path.exists(damage.path) or os.path.exists(copy):
             continue

@@ -11,12 +11,13 @@ import orjson
 
 from topicsd._native.atomics cimport clock_mono_ns, load_acquire_64, load_relaxed_64
 from topicsd._native.diff cimport DiffResult, diff, reader_free, reader_init
-from topicsd._native.index cimport view_entries, view_lower_bound_ts
+from topicsd._native.index cimport view_flags, view_lower_bound_ts
 from topicsd._native.layout cimport CLASS_FSYNC, INDEX_DELETED, INDEX_HOLE, NO_SLOT, TOPIC_QUEUE, index_entry
 from topicsd._native.maps cimport maps_drop_retired
 from topicsd._native.regions cimport Regions
 from topicsd._native.render cimport CONFIG_BYTES_MAX, buffer_free, buffer_shrink, put_config
 from topicsd._native.scan cimport Diff
+from topicsd._native.sealed cimport sealed_attach, sealed_sweep
 from topicsd._native.state cimport (
     READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, READ_STALE, STATE_TRIES, State, read_state, render_state, touch_topic,
 )
@@ -77,7 +78,7 @@ cdef int tally_after(const Regions *regions, uint32_t slot, uint64_t topic_id, u
         stale = False
         while at <= end and not stale:
             count = <uint32_t>min(end + 1 - at, <uint64_t>TALLY_ENTRIES)
-            stale = view_entries(regions, &state.view, at, count, entries) != 0
+            stale = view_flags(regions, &state.view, at, count, entries) != 0
             for number in range(0 if stale else count):
                 if not entries[number].flags & (INDEX_HOLE | INDEX_DELETED):
                     records += 1
@@ -88,7 +89,7 @@ cdef int tally_after(const Regions *regions, uint32_t slot, uint64_t topic_id, u
         at = seq + 1
         while at <= state.floors.head and not stale and not oldest_ms and out.records:
             count = <uint32_t>min(state.floors.head + 1 - at, <uint64_t>TALLY_ENTRIES)
-            stale = view_entries(regions, &state.view, at, count, entries) != 0
+            stale = view_flags(regions, &state.view, at, count, entries) != 0
             for number in range(0 if stale else count):
                 if not entries[number].flags & (INDEX_HOLE | INDEX_DELETED):
                     oldest_ms = entries[number].ts
@@ -107,6 +108,7 @@ cdef class Reader:
         cdef bytes directory = os.fsencode(data_dir)
         cdef int failure
         self.shared = shared
+        sealed_attach(shared, data_dir)
         failure = reader_init(&self.core, &shared.r, directory, limit_max)
         if failure != 0:
             raise OSError(-failure, os.strerror(-failure), data_dir)
@@ -170,6 +172,13 @@ cdef class Reader:
         request.request.from_seq, request.request.upto_seq = first - 1, last
         body = self.page(slot, request, now_ms, started_ns, topic_id, &result)
         return body, result.matched != 0 or result.tombstone != 0, result.next_seq
+
+    def sweep(self):
+        """Unmap what the writer has retired; return what `files_retired` was before."""
+        cdef uint64_t retired = load_acquire_64(&self.shared.r.control.files_retired)
+        maps_drop_retired(&self.core.maps)
+        sealed_sweep(&self.shared.r)
+        return retired
 
     def live_after(self, uint32_t slot, uint64_t seq, uint64_t now_ms, uint64_t topic_id=0):
         """Return (live records above a seq, their bytes, `ts` of the oldest or 0). Raises Gone, Busy."""

@@ -6,6 +6,7 @@
 #   index      index_bytes of slabs                              writer (index.pxd)
 #   order      blocks of slots in name order                     writer (order.pxd)
 #   files      LOG_FILES_MAX rows a shard                        writer; a row stands before `files` counts it
+#   segment_files  SEGMENT_FILES_MAX rows                      writer (sealed.pxd)
 #   ephemeral  frames that are in no log file                    writer (ephemeral.pxd)
 #   spill      spill_slots bodies too large for a ring           the worker that owns the slot, until it is committed; then the writer
 #   spill_owner  a word a slot: 0 free, else token << 8 | ring + 1   a worker by compare-and-swap 0 -> owner; the writer owner -> 0
@@ -17,7 +18,7 @@
 # Who holds a `Regions *` keeps the `Shared` alive: it unmaps when it is collected.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport completion, control, log_file_row, submission, topic_slot
+from topicsd._native.layout cimport completion, control, log_file_row, segment_file, submission, topic_slot
 
 cdef extern from "ring.h" nogil:
     const int RING_FREE
@@ -75,6 +76,8 @@ cdef struct Regions:
     uint8_t *order
     uint64_t order_bytes
     log_file_row *files
+    segment_file *segment_files     # SEGMENT_FILES_MAX
+    void *sealed                    # of this process alone: struct Sealed (sealed.pxd), NULL until it reads segments
     uint8_t *ephemeral
     uint64_t ephemeral_bytes        # of the region: EPHEMERAL_SPREAD times what may be in use
     uint8_t *spill
@@ -87,6 +90,7 @@ cdef struct Regions:
 
 cdef class Shared:
     cdef Regions r
+    cdef object sealed_owner        # of this process alone: frees r.sealed
     cdef dict fields                # name -> offset, of the u64 words of struct control
     cdef dict shard_fields
     cdef dict worker_fields

@@ -7,8 +7,8 @@ from libc.string cimport strerror
 from topicsd._native.atomics cimport (
     add_32, add_64, cas_64, clock_wall_ms, fence_seq_cst, futex_wake, load_acquire_32, load_acquire_64, store_release_32, store_release_64)
 from topicsd._native.layout cimport (
-    COMPLETION_DATA_BYTES, CONTROL_MAGIC, LOG_FILES_MAX, RING_DATA_BYTES, RING_SLOTS_MAX, SHARDS_MAX, TOPICS_HARD_MAX, control,
-    log_file_row, shard_line, topic_slot, worker_line)
+    COMPLETION_DATA_BYTES, CONTROL_MAGIC, LOG_FILES_MAX, RING_DATA_BYTES, RING_SLOTS_MAX, SEGMENT_FILES_MAX, SHARDS_MAX, TOPICS_HARD_MAX,
+    control, log_file_row, segment_file, shard_line, topic_slot, worker_line)
 
 cdef extern from "ring.h" nogil:
     void *map_sparse(uint64_t bytes, int in_dumps)
@@ -39,7 +39,7 @@ _SHARD_WORDS = (
     "fsync_us_count").split()
 _WORKER_WORDS = (
     "pid incarnation requests native_requests bytes_in bytes_out records_in records_out inflight connections long_polls throttled "
-    "errors_5xx native_append native_diff native_state").split()
+    "errors_5xx native_append native_diff native_state maps_swept").split()
 
 
 cdef void *mapped(uint64_t size, bint in_dumps, bint twice) except NULL:
@@ -94,6 +94,7 @@ cdef class Shared:
         r.order_bytes = max(r.topics_max * <uint64_t>ORDER_BYTES_A_TOPIC, <uint64_t>ORDER_BYTES_MIN)
         r.order = <uint8_t *>mapped(r.order_bytes, False, False)
         r.files = <log_file_row *>mapped(<uint64_t>SHARDS_MAX * LOG_FILES_MAX * sizeof(log_file_row), False, False)
+        r.segment_files = <segment_file *>mapped(<uint64_t>SEGMENT_FILES_MAX * sizeof(segment_file), False, False)
         r.ephemeral_bytes = max((ephemeral_bytes + 4095) & ~<uint64_t>4095, <uint64_t>(1 << 20))
         r.ephemeral_bytes = max(r.ephemeral_bytes, min(r.ephemeral_bytes * <uint64_t>EPHEMERAL_SPREAD, <uint64_t>EPHEMERAL_REGION_BYTES_MAX))
         r.ephemeral = <uint8_t *>mapped(r.ephemeral_bytes, False, False)
@@ -145,6 +146,9 @@ cdef class Shared:
         self.fields = {name: address - <size_t>c for name, address in zip(_CONTROL_WORDS, at, strict=True)}
         self.fields["recovered_records"] = <size_t>&c.recovered_records - <size_t>c
         self.fields["recovered_ms"] = <size_t>&c.recovered_ms - <size_t>c
+        self.fields["files_retired"] = <size_t>&c.files_retired - <size_t>c
+        self.fields["segments"] = <size_t>&c.segments - <size_t>c
+        self.fields["segments_bytes"] = <size_t>&c.segments_bytes - <size_t>c
         self.shard_fields = {name: 8 * n for n, name in enumerate(_SHARD_WORDS)}
         self.shard_fields["quarantined"] = <size_t>&s.quarantined - <size_t>s
         self.worker_fields = {name: 8 * n for n, name in enumerate(_WORKER_WORDS)}
@@ -167,6 +171,7 @@ cdef class Shared:
         unmapped(r.spill, r.spill_slots * r.spill_slot_bytes)
         unmapped(r.ephemeral, r.ephemeral_bytes)
         unmapped(r.files, <uint64_t>SHARDS_MAX * LOG_FILES_MAX * sizeof(log_file_row))
+        unmapped(r.segment_files, <uint64_t>SEGMENT_FILES_MAX * sizeof(segment_file))
         unmapped(r.order, r.order_bytes)
         unmapped(r.index, r.index_bytes)
         unmapped(r.names, (r.names_mask + 1) * 8)

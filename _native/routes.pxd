@@ -22,7 +22,7 @@
 # All of it is the writer's heap, one thread. Shared words: slot.derived and slot.origins (copies.pxd), control.forward_debt.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport frame_header, index_entry
+from topicsd._native.layout cimport frame_header, index_entry, topic_slot
 from topicsd._native.maps cimport Maps
 from topicsd._native.topics cimport Core
 
@@ -162,6 +162,8 @@ cdef Route *route_of(Forwarder *forwarder, uint32_t number) noexcept nogil      
 cdef int route_add(Forwarder *forwarder, const Route *made, const uint8_t *match) noexcept nogil     # 0, -ENOMEM; takes a copy
 cdef int route_change(Forwarder *forwarder, Route *route, uint32_t flags, uint32_t kind, const uint8_t *match, uint32_t bytes) noexcept nogil
 cdef void route_remove(Forwarder *forwarder, Route *route) noexcept nogil
+# Say where copy `seq` comes from; the text is kept once for all runs in a row that share it. 0, -ENOMEM.
+cdef int route_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil
 cdef void pass_done(Forwarder *forwarder, Outlets *outlets) noexcept nogil           # let go of notes that every route has passed
 cdef void notes_delete(Outlets *outlets, uint32_t kind, const uint8_t *tag, uint32_t tag_bytes, uint64_t before_seq) noexcept nogil
 

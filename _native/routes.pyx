@@ -1,7 +1,7 @@
 """Routers in the writer (see routes.pxd)."""
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -19,6 +19,8 @@ from topicsd._native.layout cimport (
     SOURCE_EPHEMERAL, TOPIC_QUEUE, entry_ext, frame_header, index_entry, key_section, record_entry, topic_slot,
 )
 from topicsd._native.maps cimport MAPS_MAX, guarded_copy, map_at, maps_drop_all, maps_init, maps_refresh
+from topicsd._native.sealed cimport Rows, rows_of_topic, sealed_entries
+from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.slabs cimport SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
 from topicsd._native.table cimport slot_lock, slot_unlock
 from topicsd._native.tags cimport tags_add, tags_new
@@ -439,6 +441,9 @@ cdef const record_entry *_read(Forwarder *forwarder, const index_entry *entry, b
     if shard == SOURCE_EPHEMERAL:
         source = forwarder.core.regions.ephemeral + position
         available = forwarder.core.regions.ephemeral_bytes - position
+    elif shard == SOURCE_SEGMENT:    # `_sealed` has verified it
+        source = <const uint8_t *><uintptr_t>position
+        available = <uint64_t>-1
     else:
         if not forwarder.maps_open:
             return NULL
@@ -499,7 +504,16 @@ cdef bint _whole_note(const Route *route, const Note *note, uint64_t seq, uint64
 
 
 cdef bint _is_whole(const Route *route, const index_entry *entry) noexcept nogil:
-    return route.flags & ROUTE_WRITES != 0 or route.full or entry.position >> POSITION_BITS == SOURCE_EPHEMERAL
+    return route.flags & ROUTE_WRITES != 0 or route.full or entry.position >> POSITION_BITS >= SOURCE_SEGMENT
+
+
+cdef const index_entry *_sealed(Forwarder *forwarder, const topic_slot *topic, uint64_t seq, index_entry *out) noexcept nogil:
+    """The entry of a sealed seq with its record's address in this process. A hole, damage too, is NULL."""
+    cdef Rows rows
+    rows_of_topic(forwarder.core.regions, topic, &rows)
+    if sealed_entries(forwarder.core.regions, &rows, seq, 1, out, True) != 0 or out.flags & INDEX_HOLE:
+        return NULL
+    return out
 
 
 cdef bint gather(Forwarder *forwarder, Route *route, uint64_t last, uint32_t records_max, Gathered *out) noexcept nogil:
@@ -537,6 +551,7 @@ cdef bint _build(Forwarder *forwarder, Route *route, Outlets *outlets, const Not
     cdef uint32_t room = <uint32_t>min(last - route.cursor, <uint64_t>records_max)
     cdef Note *made = _note_new(room, True)
     cdef const index_entry *entry
+    cdef index_entry sealed
     cdef bint lost, noted
     if made == NULL:
         return False
@@ -550,7 +565,7 @@ cdef bint _build(Forwarder *forwarder, Route *route, Outlets *outlets, const Not
         if noted:
             entry = &note.entries[seq - note.first_seq]
         elif seq >= topic.earliest and not route.skip_first <= seq <= route.skip_last:
-            entry = index_at(core.regions, topic, seq)
+            entry = _sealed(forwarder, topic, seq, &sealed) if seq <= topic.sealed_through else index_at(core.regions, topic, seq)
             if entry != NULL and entry.flags & INDEX_HOLE:
                 entry = NULL
         if entry == NULL:
@@ -729,7 +744,7 @@ cdef int _grow_origins(Core *core, topic_slot *topic) noexcept nogil:
     return 0
 
 
-cdef int _add_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil:
+cdef int route_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil:
     """Say where copy `seq` comes from; the text is kept once for all runs in a row that share it."""
     cdef origins_head *head = _origins(core, topic)
     cdef origin_run *last = NULL
@@ -760,7 +775,7 @@ cdef int _add_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t sourc
 cdef void _forget_topic(Core *core, uint32_t slot, Private *own) noexcept nogil:
     """Free what a topic that goes has held: its outlets (its routes are gone by now) and its origins."""
     cdef topic_slot *topic = &core.regions.table[slot]
-    cdef origins_head *head = _origins(core, topic)
+    cdef origins_head *head = NULL if core.closing else _origins(core, topic)
     cdef origin_run *runs
     cdef uint32_t number
     cdef uint64_t text = 0, old = topic.origins
@@ -834,12 +849,12 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
 cdef int _copy_origin(Core *core, topic_slot *topic, const Route *route, const Note *note, uint32_t number, uint64_t seq) noexcept nogil:
     cdef uint64_t text
     if route.flags & ROUTE_EXACT:
-        return _add_origin(core, topic, seq, note_seq(note, number), route.text, route.text_bytes)
+        return route_origin(core, topic, seq, note_seq(note, number), route.text, route.text_bytes)
     text = note.came[number].text if note.came != NULL else 0
     if text == 0:    # nobody knows any more where it came from
         core.entries[number].flags &= ~<uint32_t>INDEX_ORIGIN
         return 0
-    return _add_origin(core, topic, seq, note.came[number].source, <const char *>core.regions.index + (text >> 16), <uint32_t>(text & 0xFFFF))
+    return route_origin(core, topic, seq, note.came[number].source, <const char *>core.regions.index + (text >> 16), <uint32_t>(text & 0xFFFF))
 
 
 cdef void _note_copies(Forwarder *forwarder, uint32_t slot, Outlets *outlets, const Note *theirs, uint32_t count, uint64_t base) noexcept nogil:

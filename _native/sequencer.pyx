@@ -41,6 +41,7 @@ from topicsd._native.ring cimport (
     RING_NONE, RING_STALE, bell_worker, completion_push, dirty_everything, ring_dead_drained, ring_peek_at, ring_refuse, ring_release,
     ring_reset_for_generation, writer_bell_seen, writer_sleep_unless,
 )
+from topicsd._native.sealed cimport sealed_turn
 from topicsd._native.topics cimport Private, batch_payload, core_close, core_open, expire, leave_hole, private_of, publish
 
 cdef extern from "ring.h" nogil:
@@ -919,6 +920,7 @@ cdef class Sequencer:
         cdef submission entry
         cdef uint8_t *payload
         cdef Batch batch
+        sealed_turn(r)
         self.release_synced()
         for ring in range(<int>r.ring_slots):
             if load_acquire_64(&r.rings[ring].state) == <uint64_t>RING_FREE:

@@ -5,7 +5,7 @@ from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
 from topicsd._native.copies cimport wait_for_copies
-from topicsd._native.index cimport view_entries, view_lower_bound_ts
+from topicsd._native.index cimport view_flags, view_lower_bound_ts
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, index_entry, topic_slot,
 )
@@ -13,6 +13,7 @@ from topicsd._native.priority cimport effective_priority
 from topicsd._native.render cimport (
     CONFIG_BYTES_MAX, PERFORMANCE_BYTES_MAX, buffer_need, put_bytes, put_config, put_i64, put_ms, put_text, put_u64,
 )
+from topicsd._native.sealed cimport sealed_turn
 from topicsd._native.table cimport VIEW_GONE, config_dead_letter, view_still, view_take
 
 cdef enum:
@@ -34,7 +35,7 @@ cdef int _lose_expired(const Regions *regions, const TopicView *view, uint64_t b
     while end > out.earliest and (counting or not (live and hole)):
         count = <uint32_t>min(end - out.earliest, <uint64_t>CHUNK)
         first = end - count
-        if view_entries(regions, view, first, count, entries) != 0:
+        if view_flags(regions, view, first, count, entries) != 0:
             return READ_STALE
         number = count
         while number > 0:
@@ -57,7 +58,7 @@ cdef int _first_live(const Regions *regions, const TopicView *view, uint64_t seq
     cdef uint32_t number, count
     while seq <= out.head:
         count = <uint32_t>min(out.head + 1 - seq, <uint64_t>CHUNK)
-        if view_entries(regions, view, seq, count, entries) != 0:
+        if view_flags(regions, view, seq, count, entries) != 0:
             return READ_STALE
         for number in range(count):
             if entries[number].flags & INDEX_HOLE:
@@ -73,7 +74,7 @@ cdef int _first_live(const Regions *regions, const TopicView *view, uint64_t seq
 cdef int _expire(const Regions *regions, const TopicView *view, uint64_t cutoff_ms, bint counting, Floors *out) noexcept nogil:
     cdef index_entry first
     cdef uint64_t bound
-    if view_entries(regions, view, out.earliest, 1, &first) != 0:
+    if view_flags(regions, view, out.earliest, 1, &first) != 0:
         return READ_STALE
     if first.ts >= cutoff_ms:
         return READ_OK
@@ -125,6 +126,7 @@ cdef int read_state(const Regions *regions, uint32_t slot, uint64_t now_ms, Stat
     cdef bint steady
     wait_for_copies(regions, slot)
     for tries in range(STATE_TRIES):
+        sealed_turn(regions)
         status = view_take(regions, slot, &out.view)
         if load_acquire_64(&regions.control.ready) == 0:
             return READ_BUSY

@@ -47,6 +47,8 @@ cdef struct TopicView:      # one consistent copy of a slot
     uint64_t generation, version, topic_id
     topic_config config
     uint64_t head, durable_head, earliest, cap_lost, ttl_lost, count, bytes, last_write_ms, last_read_ms, holes
+    uint64_t segments_offset, sealed_through    # sealed.pxd
+    uint32_t segments_len, segments_class
     uint64_t index_base, index_offset
     uint32_t index_capacity
     uint8_t index_paged
@@ -116,7 +118,11 @@ cdef inline int view_take(const Regions *regions, uint32_t slot, TopicView *out)
         out.bytes = load_relaxed_64(&topic.bytes)
         out.last_write_ms = load_relaxed_64(&topic.last_write_ms)
         out.last_read_ms = load_relaxed_64(&topic.last_read_ms)
-        out.holes = load_relaxed_64(&topic.holes)
+        out.segments_offset = topic.segments_offset
+        out.segments_len = topic.segments_len
+        out.segments_class = topic.segments_class
+        out.sealed_through = topic.sealed_through
+        out.holes = load_relaxed_64(&topic.holes) + topic.sealed_holes
         if not view_still(regions, slot, out):
             continue
         out.name[out.name_bytes] = 0

@@ -41,6 +41,7 @@ cdef struct Core:
     int64_t mono_ms
     uint32_t *timed_queues      # slots of queues that have leases or delays
     uint32_t timed_queues_used, timed_queues_room
+    bint closing                # the heap goes; the shared words may be another engine's by now
     bint replaying              # records expire by floor frames alone: the ttl of then is not known
     # Set by routes.pxd: who routes, called when a batch has come into a topic with outlets, and when a topic goes.
     void *forwarder
@@ -68,4 +69,5 @@ cdef Jobs *jobs_of(Core *core, uint32_t slot) noexcept nogil
 cdef void jobs_changed(Core *core, uint32_t slot) noexcept nogil
 cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t cap_lost) noexcept nogil
 cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reason) noexcept nogil
+cdef void job_gone(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil       # a live record leaves: of a queue, its job too
 cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil

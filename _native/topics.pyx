@@ -9,9 +9,11 @@ from topicsd._native.index cimport index_append, index_at, index_hole, index_hol
 from topicsd._native.jobs cimport Jobs, jobs_free, jobs_gone, jobs_gone_below, jobs_new, jobs_published, jobs_show
 from topicsd._native.layout cimport (
     DISCARD_REJECT, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
-    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, TOPIC_QUEUE, entry_ext, key_section, record_entry,
+    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, ROW_HOLES, TOPIC_QUEUE, entry_ext, key_section, record_entry, segment_row,
 )
 from topicsd._native.ring cimport dirty_push
+from topicsd._native.sealed cimport row_at, row_mark, rows_drop_below, sealed_at
+from topicsd._native.sealed_topic cimport sealed_delete_matching, sealed_live
 from topicsd._native.tags cimport tags_add, tags_drop_below, tags_eq, tags_free, tags_new, tags_prefix
 
 cdef enum:
@@ -30,6 +32,7 @@ cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) n
 
 cdef void core_close(Core *core) noexcept nogil:
     cdef uint64_t slot
+    core.closing = True
     if core.privates != NULL:
         for slot in range(core.regions.control.topics_max):
             if core.privates[slot] != NULL:
@@ -59,7 +62,8 @@ cdef void private_drop(Core *core, uint32_t slot) noexcept nogil:
     dedupe_free(own.dedupe)
     if own.tags != NULL:
         tags_free(own.tags)
-    arena_drop(&core.arena, core.regions, &own.chunks)
+    if not core.closing:
+        arena_drop(&core.arena, core.regions, &own.chunks)
     if own.jobs != NULL and own.jobs.listed:
         for place in range(core.timed_queues_used):
             if core.timed_queues[place] == slot:
@@ -234,7 +238,7 @@ cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
     """Move `earliest` to the first live seq at or above `seq`. A hole that it passes becomes part of the involuntary floor."""
     cdef uint64_t before = topic.earliest, target = _next_live(core, topic, seq), last = 0, reason = LOSS_MIXED
     cdef index_entry *entry
-    if topic.holes:
+    if topic.holes or topic.sealed_holes:
         while before < target:
             entry = index_at(core.regions, topic, before)
             if entry == NULL:
@@ -252,7 +256,7 @@ cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
     store_release_64(&topic.earliest, target)
 
 
-cdef inline void _job_gone(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
+cdef void job_gone(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
     cdef Private *own
     if topic.config.type == TOPIC_QUEUE:
         own = core.privates[topic - core.regions.table]
@@ -264,7 +268,7 @@ cdef inline void _job_gone(Core *core, topic_slot *topic, uint64_t seq) noexcept
 cdef void _remove_first(Core *core, topic_slot *topic, index_entry *entry) noexcept nogil:
     store_relaxed_64(&topic.count, topic.count - 1)
     store_relaxed_64(&topic.bytes, topic.bytes - entry.bytes)
-    _job_gone(core, topic, topic.earliest)
+    job_gone(core, topic, topic.earliest)
     _count_live(core, -1, -<int64_t>entry.bytes)
     _advance(core, topic, topic.earliest + 1)
 
@@ -272,10 +276,12 @@ cdef void _remove_first(Core *core, topic_slot *topic, index_entry *entry) noexc
 cdef void _trim(Core *core, uint32_t slot) noexcept nogil:
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef Private *own = core.privates[slot]
+    if topic.segments_len:
+        rows_drop_below(core.regions, topic, topic.earliest)
     index_trim(core.regions, topic, topic.earliest)
     if own != NULL:
         if own.tags != NULL:
-            tags_drop_below(own.tags, topic.earliest)
+            tags_drop_below(own.tags, max(topic.earliest, topic.sealed_through + 1))
         if own.chunks.oldest != NULL:
             arena_trim(&core.arena, core.regions, &own.chunks, topic.earliest)
 
@@ -283,16 +289,48 @@ cdef void _trim(Core *core, uint32_t slot) noexcept nogil:
 cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil:
     """Remove the oldest live records until the caps hold (D 5.3). The floor moves before anything is freed."""
     cdef topic_slot *topic = &core.regions.table[slot]
-    cdef uint64_t lost = 0, records = topic.config.cap_records, bytes = topic.config.cap_bytes
+    cdef uint64_t lost = 0, dropped, records = topic.config.cap_records, bytes = topic.config.cap_bytes
     if topic.config.discard == DISCARD_REJECT:    # never evicts, not even when its cap is tightened
         return 0
     while topic.count and ((records and topic.count > records) or (bytes and topic.bytes > bytes)):
+        if topic.earliest <= topic.sealed_through and (not records or topic.count > records) and (not bytes or topic.bytes > bytes):
+            dropped = _evict_row(core, topic, records, bytes)
+            lost += dropped
+            if dropped:
+                continue
         store_release_64(&topic.cap_lost, topic.earliest)
         _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))
         lost += 1
     if lost:
         _trim(core, slot)
     return lost
+
+
+cdef uint64_t _evict_row(Core *core, topic_slot *topic, uint64_t records, uint64_t bytes) noexcept nogil:
+    """Let a whole segment go whose last record would go too: its files need not be looked at. 0: not this way."""
+    cdef segment_row *row = row_at(core.regions, topic, topic.earliest)
+    cdef Private *own = core.privates[topic - core.regions.table]
+    cdef uint64_t live, last
+    cdef const index_entry *entry
+    if row == NULL or row.first_seq != topic.earliest or row.live == 0 or row.live >= topic.count or row.flags & ROW_HOLES:
+        return 0
+    if (records and topic.count - row.live < records) or (bytes and topic.bytes - row.live_bytes < bytes):
+        return 0
+    live = row.live
+    last = row.last_seq
+    entry = sealed_at(core.regions, topic, last)
+    while entry != NULL and last > row.first_seq and entry.flags & (INDEX_DELETED | INDEX_HOLE):    # the floor is the last record that was lost
+        last -= 1
+        entry = sealed_at(core.regions, topic, last)
+    store_release_64(&topic.cap_lost, last)
+    store_relaxed_64(&topic.count, topic.count - live)
+    store_relaxed_64(&topic.bytes, topic.bytes - row.live_bytes)
+    if own != NULL and own.jobs != NULL:
+        jobs_gone_below(own.jobs, row.last_seq + 1, live)
+        jobs_show(own.jobs, topic)
+    _count_live(core, -<int64_t>live, -<int64_t>row.live_bytes)
+    _advance(core, topic, row.last_seq + 1)
+    return live
 
 
 cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t records_max) noexcept nogil:
@@ -327,33 +365,35 @@ cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t ca
     _trim(core, slot)
 
 
+cdef void _live_between(Core *core, topic_slot *topic, uint64_t seq, uint64_t before_seq, uint64_t *count, uint64_t *bytes) noexcept nogil:
+    """Count the live records of [seq, before_seq): whole segments by their totals, the rest one by one."""
+    cdef index_entry *entry
+    count[0] = bytes[0] = 0
+    if seq <= topic.sealed_through:
+        sealed_live(core, topic, seq, min(before_seq, topic.sealed_through + 1), count, bytes)
+        seq = topic.sealed_through + 1
+    seq = _next_live(core, topic, seq)
+    while seq < before_seq:
+        entry = index_at(core.regions, topic, seq)
+        count[0] += 1
+        bytes[0] += entry.bytes
+        seq = _next_live(core, topic, seq + 1)
+
+
 cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil:
     """Delete every live record below `before_seq` (A 5). Counts from the shorter side; returns how many went."""
     cdef topic_slot *topic = &core.regions.table[slot]
-    cdef uint64_t seq, count = 0, bytes = 0, deleted, freed
-    cdef index_entry *entry
+    cdef uint64_t deleted, freed
     if before_seq > topic.head + 1:
         before_seq = topic.head + 1
     if topic.count == 0 or before_seq <= topic.earliest:
         return 0
     if before_seq - topic.earliest <= topic.head + 1 - before_seq:
-        seq = topic.earliest
-        while seq < before_seq:
-            entry = index_at(core.regions, topic, seq)
-            count += 1
-            bytes += entry.bytes
-            seq = _next_live(core, topic, seq + 1)
-        deleted = count
-        freed = bytes
+        _live_between(core, topic, topic.earliest, before_seq, &deleted, &freed)
     else:
-        seq = _next_live(core, topic, before_seq)
-        while seq <= topic.head:
-            entry = index_at(core.regions, topic, seq)
-            count += 1
-            bytes += entry.bytes
-            seq = _next_live(core, topic, seq + 1)
-        deleted = topic.count - count
-        freed = topic.bytes - bytes
+        _live_between(core, topic, before_seq, topic.head + 1, &deleted, &freed)
+        deleted = topic.count - deleted
+        freed = topic.bytes - freed
     store_relaxed_64(&topic.count, topic.count - deleted)
     store_relaxed_64(&topic.bytes, topic.bytes - freed)
     if core.privates[slot] != NULL and core.privates[slot].jobs != NULL:
@@ -376,7 +416,7 @@ cdef int _delete_one(void *context, uint64_t seq) noexcept nogil:
     cdef Deletion *deletion = <Deletion *>context
     cdef topic_slot *topic = deletion.topic
     cdef index_entry *entry
-    if seq < topic.earliest or seq >= deletion.before_seq or seq > topic.head:
+    if seq < topic.earliest or seq <= topic.sealed_through or seq >= deletion.before_seq or seq > topic.head:
         return 0
     entry = index_at(deletion.core.regions, topic, seq)
     if entry == NULL or entry.flags & (INDEX_DELETED | INDEX_HOLE):
@@ -384,7 +424,7 @@ cdef int _delete_one(void *context, uint64_t seq) noexcept nogil:
     entry.flags |= INDEX_DELETED
     deletion.deleted += 1
     deletion.freed += entry.bytes
-    _job_gone(deletion.core, topic, seq)
+    job_gone(deletion.core, topic, seq)
     return 1
 
 
@@ -394,16 +434,21 @@ cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const ui
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef Private *own = core.privates[slot]
     cdef Deletion deletion
-    if own == NULL or own.tags == NULL:
-        return 0
+    cdef uint64_t deleted = 0, freed = 0
     memset(&deletion, 0, sizeof(deletion))
+    if topic.segments_len:
+        sealed_delete_matching(core, topic, kind, tag, tag_bytes, min(before_seq, topic.head + 1), &deleted, &freed)
     deletion.core = core
     deletion.topic = topic
     deletion.before_seq = min(before_seq, topic.head + 1)
-    if kind == MATCH_EQ:
-        tags_eq(own.tags, tag, tag_bytes, _delete_one, &deletion)
-    else:
-        tags_prefix(own.tags, tag, tag_bytes, _delete_one, &deletion)
+    if own != NULL and own.tags != NULL:
+        if kind == MATCH_EQ:
+            tags_eq(own.tags, tag, tag_bytes, _delete_one, &deletion)
+        else:
+            tags_prefix(own.tags, tag, tag_bytes, _delete_one, &deletion)
+    store_relaxed_64(&topic.deleted_in_index, topic.deleted_in_index + deletion.deleted)
+    deletion.deleted += deleted
+    deletion.freed += freed
     if deletion.deleted == 0:
         return 0
     _deleted(core, slot, &deletion)
@@ -414,22 +459,46 @@ cdef void _deleted(Core *core, uint32_t slot, const Deletion *deletion) noexcept
     cdef topic_slot *topic = &core.regions.table[slot]
     store_relaxed_64(&topic.count, topic.count - deletion.deleted)
     store_relaxed_64(&topic.bytes, topic.bytes - deletion.freed)
-    store_relaxed_64(&topic.deleted_in_index, topic.deleted_in_index + deletion.deleted)
     _count_live(core, -<int64_t>deletion.deleted, -<int64_t>deletion.freed)
     _advance(core, topic, topic.earliest)
     _trim(core, slot)
     wake_watchers(core, slot)
 
 
+cdef void _delete_sealed(Deletion *deletion, uint64_t seq) noexcept nogil:
+    """Mark one record that stands in a segment."""
+    cdef Core *core = deletion.core
+    cdef const index_entry *entry = sealed_at(core.regions, deletion.topic, seq)
+    cdef segment_row *row = row_at(core.regions, deletion.topic, seq)
+    cdef uint32_t size
+    if row == NULL or entry == NULL or entry.flags & (INDEX_DELETED | INDEX_HOLE) or seq < deletion.topic.earliest:
+        return
+    size = entry.bytes    # before the mark makes the copy old
+    if row_mark(core.regions, deletion.topic, row, seq) != 1:
+        return
+    row.live -= 1
+    row.live_bytes -= size
+    deletion.deleted += 1
+    deletion.freed += size
+    job_gone(core, deletion.topic, seq)
+
+
 cdef uint64_t delete_seqs(Core *core, uint32_t slot, const uint64_t *seqs, uint32_t count) noexcept nogil:
     cdef Deletion deletion
     cdef uint32_t number
+    cdef uint64_t sealed = 0, before
     memset(&deletion, 0, sizeof(deletion))
     deletion.core = core
     deletion.topic = &core.regions.table[slot]
     deletion.before_seq = <uint64_t>-1
     for number in range(count):
-        _delete_one(&deletion, seqs[number])
+        if seqs[number] > deletion.topic.sealed_through:
+            _delete_one(&deletion, seqs[number])
+            continue
+        before = deletion.deleted
+        _delete_sealed(&deletion, seqs[number])
+        sealed += deletion.deleted - before
+    store_relaxed_64(&deletion.topic.deleted_in_index, deletion.topic.deleted_in_index + deletion.deleted - sealed)
     if deletion.deleted:
         _deleted(core, slot, &deletion)
     return deletion.deleted

@@ -97,6 +97,7 @@ class Calls:
         self._retry_after_ms = 1000 * limits.RETRY_AFTER_S
         self.priority_of: Callable[[int], int] = lambda slot: 0
         self.count_parked: Callable[[int], None] = lambda us: None
+        self.chores: list[Callable[[], None]] = []  # short work that is looked at each TICK_S
         self._timer: asyncio.TimerHandle | None = None
         self.news: Callable[[list[int] | None], None] | None = None  # who else is told which topics have moved, behind the answers
 
@@ -250,6 +251,8 @@ class Calls:
         self.look()
         if self._parked:
             self._wake(limits.UNPARKED_A_TICK_MAX)
+        for chore in self.chores:
+            chore()
         self._timer = loop.call_later(TICK_S, self._tick, loop)
 
     def look(self) -> None:

@@ -180,6 +180,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ring = -1  # the arbiter's pre_fork sets both
+        self.swept = 0  # files_retired when this process last unmapped what is retired
         self.runtime: Any = None
         self.connections: set[Any] = set()  # of Connection, or of the native front's
         self.connections_max = 1
@@ -249,7 +250,16 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             sessions=runtime.sessions,
         )
         self.context.feed = FeedLoop(self.context, port, reader)
+        self.context.calls.chores.append(self._unmap_retired)
         self.asgi = self.app.wsgi()(self.context)
+
+    def _unmap_retired(self) -> None:
+        """Let go of files that are about to be removed, and say so."""
+        assert self.context is not None
+        shared = self.runtime.shared
+        if shared.get("files_retired") != self.swept:
+            self.swept = self.context.reader.sweep()
+            shared.set_worker(self.ring, "maps_swept", self.swept)
 
     def handle_exit_signal(self) -> None:
         """Drain (SIGTERM)."""

@@ -1,21 +1,141 @@
 """The keeper process: work on files that must not hold the writer up (ARCHITECTURE section 2).
 
-Sealing, scrubbing and export are not written yet: until then it holds its place in the family of processes, so that its supervision is real.
+It reads shared memory and files as a worker does, builds segments, and hands the writer short commands over a ring slot of its own. It owns no state:
+killed at any moment, the next one finds what is due.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
 import signal
+import time
+from typing import Any
 
+import structlog
+
+from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
+from topicsd._native.sealer import Sealer
+from topicsd.segments.sealing import Policy, Rounds, Row
 from topicsd.settings import Settings
 
+LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
+ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
+ROUND_SHARE = 20
+ANSWER_JSON = 8  # enum outcome
 
-def run_keeper(shared: Shared, settings: Settings) -> int:
-    """Wait for SIGUSR1 of the arbiter and return 0."""
+log = structlog.get_logger("keeper")
+
+
+class EndedError(Exception):
+    """Say that the arbiter ends this process, or that the writer died with a command in its hands."""
+
+
+class Line:
+    """The keeper's line to the writer: one command at a time."""
+
+    def __init__(self, shared: Shared, ring: int) -> None:
+        self.shared = shared
+        self.port = Port(shared, ring)
+        self.answers: dict[int, Completion] = {}
+        self.ended = False
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until the time has passed or the end has come."""
+        if not self.ended and signal.sigtimedwait({signal.SIGUSR1}, seconds) is not None:
+            self.ended = True
+
+    def call(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Run a command of the engine and wait for its answer. Raises EndedError, and RuntimeError for a refusal."""
+        generation = self.shared.generation
+        token = self._send(json.dumps(command).encode())
+        while token not in self.answers:
+            select.select([self.port.fileno()], [], [], 0.05)
+            self.port.drain(self.answers.__setitem__)
+            if token not in self.answers and (self.shared.generation != generation or not self.shared.ready):
+                raise EndedError("the writer died")
+            self.pause(0)
+            if self.ended:
+                raise EndedError("the server ends")
+        answer = self.answers.pop(token)
+        if answer.status != ANSWER_JSON:
+            raise EndedError("the writer did not answer")
+        body: dict[str, Any] = json.loads(answer.payload)
+        if "error" in body:
+            raise RuntimeError(body["error"])
+        ok: dict[str, Any] = body["ok"]
+        return ok
+
+    def _send(self, text: bytes) -> int:
+        while True:
+            if self.ended or not self.shared.ready:
+                raise EndedError("there is no writer")
+            with contextlib.suppress(Busy):
+                return self.port.call(text)
+            self.pause(0.01)
+
+
+class Keeper:
+    """What the keeper does between its start and its end."""
+
+    def __init__(self, shared: Shared, settings: Settings, line: Line) -> None:
+        self.shared = shared
+        self.line = line
+        self.settings = settings
+        self.sealer = Sealer(shared, settings.data_dir)
+        policy = Policy(settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
+        self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
+        self.rounds.alive = lambda: not line.ended
+        self.round_at_s = 0.0
+        self.swept = 0
+
+    def step(self) -> None:
+        """Do what is due now."""
+        if not self.shared.ready:
+            return
+        self._sweep()
+        for slot, topic_id in self.line.call({"op": "segment.wanted"})["topics"]:
+            self.rounds.seal_all(slot, topic_id)
+        if time.monotonic() >= self.round_at_s:
+            started_s = time.monotonic()
+            done = self.rounds.round(time.time_ns() // 1_000_000)
+            took_s = time.monotonic() - started_s
+            self.round_at_s = time.monotonic() + max(ROUND_S_MIN, took_s * ROUND_SHARE if not done.segments else 0)
+            if done.segments:
+                log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
+            for what in done.failed:
+                log.error("not sealed", what=what)
+
+    def _publish(self, rows: list[Row]) -> list[str]:
+        answer = self.line.call({"op": "segment.publish", "rows": [[slot, topic_id, body.hex()] for slot, topic_id, body in rows]})
+        codes: list[str] = answer["codes"]
+        return codes
+
+    def _sweep(self) -> None:
+        retired = self.shared.get("files_retired")
+        if retired != self.swept:
+            self.sealer.sweep()
+            self.swept = retired
+            self.shared.set_worker(self.line.port.ring_slot, "maps_swept", retired)
+
+
+def run_keeper(shared: Shared, settings: Settings, ring: int) -> int:
+    """Seal until SIGUSR1 of the arbiter; return 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     shared.set("keeper_pid", os.getpid())
-    signal.sigwait({signal.SIGUSR1})
+    line = Line(shared, ring)
+    keeper = Keeper(shared, settings, line)
+    while not line.ended:
+        try:
+            keeper.step()
+        except EndedError as why:
+            log.debug("interrupted", why=str(why))
+        except OSError as wrong:
+            log.error("could not do its work", why=str(wrong))
+            line.pause(ROUND_S_MIN)
+        line.pause(LOOK_S)
     shared.set("keeper_pid", 0)
     return 0

@@ -103,6 +103,15 @@ PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1  # stored as given, clamped to 
 WORKERS_MAX = 31  # 2 × workers + 2 ring slots of 64
 LOG_SHARDS_MAX = 8
 GROUP_COMMIT_MS_MAX = 1000
+SEGMENT_EVENTS_MAX = 262_144  # publishing one looks at each of its index entries: about 1 ms of the writer
+SEGMENT_EVENTS_HARD_MAX = 4_194_304
+SEGMENT_BYTES_MAX = 64 * MIB
+SEGMENT_AGE_MS_MAX = 3_600_000
+CHECKPOINT_LOG_BYTES = (
+    64 * MIB
+)  # of the log since the last snapshot; and never less than that one was large: writing it costs no more than writing did
+CHECKPOINT_MS = 60_000  # so often at most when nothing but files to be removed asks for one
+SEAL_WAIT_S_MAX = 30.0  # of a request that asks for a topic to be sealed
 DRAIN_MS = 10_000
 DRAIN_MS_MAX = 600_000
 HEAD_MS_MAX = 10_000  # from a connection's first byte to the end of its request head

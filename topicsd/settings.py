@@ -59,6 +59,12 @@ class Settings(BaseSettings):
     group_commit_ms: Annotated[int, Field(ge=0, le=limits.GROUP_COMMIT_MS_MAX)] = 5
     log_shards: Annotated[int, Field(ge=1, le=limits.LOG_SHARDS_MAX)] = 1
     log_file_bytes: Annotated[int, Field(ge=limits.MIB, le=2**40)] = 64 * limits.MIB
+    segment_max_events: Annotated[int, Field(ge=0, le=limits.SEGMENT_EVENTS_HARD_MAX)] = limits.SEGMENT_EVENTS_MAX
+    segment_max_bytes: Annotated[int, Field(ge=0, le=limits.GIB)] = limits.SEGMENT_BYTES_MAX
+    segment_max_age_ms: Annotated[int, Field(ge=0)] = limits.SEGMENT_AGE_MS_MAX
+    checkpoint_bytes: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_LOG_BYTES
+    checkpoint_ms: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_MS
+    log_archive_dir: Path | None = None
     ephemeral_bytes_max: Annotated[int, Field(ge=limits.MIB, le=2**46)] = limits.EPHEMERAL_BYTES_MAX
 
     # one request (A §2)

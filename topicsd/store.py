@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from topicsd._native import seal_core
 from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
-from topicsd._native.log_walk import WalkReport, quarantine
+from topicsd._native.log_walk import WalkReport, quarantine, quarantine_ranges
 from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
+from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 
@@ -41,6 +43,7 @@ class StoreOptions:
     ephemeral_bytes_max: int = 1 << 30
     keys_max: int = 1_000_000
     engine: Options = field(default_factory=Options)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
 
 def boot_id() -> bytes:
@@ -96,20 +99,28 @@ class Store:
         self.sequencer = EngineCore(shared, self.shards, options.ephemeral_bytes_max, engine_options.bytes_max, options.keys_max)
         self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
         self.engine.queues.open_reader(shared, directory)
+        self.engine.segments.exists = lambda file: files_of(self.path, file)[0].exists()
+        self.checkpoints = Checkpoints(self, options.checkpoint)
 
     # ---- open ----------------------------------------------------------------------------------------------------------------
 
     def open(self, progress: Callable[[float], None] = lambda _share: None) -> None:
         """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so."""
+        seal_core.attach(self.shared, self.directory)
         self.sequencer.reset_tables()
         self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
         replayer = recovery.Replayer(self.engine)
         self.sequencer.set_replayer(replayer)
         self.sequencer.open_routes(os.fsencode(self.directory))
         self.sequencer.set_replaying(True)
+        loaded = self.checkpoints.load()
+        if loaded.snapshot is not None:
+            replayer.highest_id = loaded.snapshot.header["next_topic_id"] - 1
+            replayer.id_ceiling = loaded.snapshot.header["id_ceiling"]
         reports = []
         for number, shard in enumerate(self.shards):
-            reports.append(walk_shard(self.sequencer, self.files, shard.directory, number))
+            moment = loaded.moment[number]
+            reports.append(walk_shard(self.sequencer, self.files, shard.directory, number, moment, moment))
             if replayer.failed is not None:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
@@ -119,10 +130,11 @@ class Store:
         self.engine.groups.settle_clock()
         found_boot = reports[0].boot_id
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
-        plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports)))
+        plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports, loaded.snapshot is not None)))
         if homeless:
             self.degraded.append(f"{homeless} routers whose topics no frame creates")
         damages = {number: [(each.position, each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
+        self._note_snapshot(loaded)
         self._note_damage(reports, replayer)
         if plan.far_ids:
             self.engine.next_topic_id = max(replayer.id_ceiling, replayer.highest_id + (IDS_RESERVED if plan.degraded else 0)) + 1
@@ -151,6 +163,20 @@ class Store:
         thread.start()
         self.threads.append(thread)
 
+    def _note_snapshot(self, loaded: Loaded) -> None:
+        """Say what of the snapshot, and of the files that it leads to, is not what it should be."""
+        self.degraded += [f"a snapshot is damaged, an older one or the log has been taken: {what}" for what in loaded.wrong]
+        if loaded.corrupt:
+            self.degraded.append(f"{loaded.corrupt} records stood in damaged ranges of the log")
+        for number, damages in enumerate(loaded.damages):
+            for damage in damages:
+                self.degraded.append(f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}")
+            if damages:
+                quarantine_ranges(damages, self.path / "quarantine", number)
+        for file in self.engine.segments.files:
+            if not self.engine.segments.exists(file):
+                self.degraded.append(f"{files_of(self.path, file)[0]}: no such file; its records are told as lost")
+
     def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:
         for number, report in enumerate(reports):
             for damage in report.damaged:
@@ -169,6 +195,7 @@ class Store:
         if replayer.found.unknown_topics:
             self.degraded.append(f"{replayer.found.unknown_topics} control frames of topics that no frame creates")
         self.degraded += replayer.found.skipped
+        self.degraded += [f"a segment is not what its row says; its records are read from the log: {what}" for what in self.engine.segments.not_taken]
 
     def heal(self) -> None:
         """After a failed write or sync say in the log what of it counts; after a full disk go on in a new file.
@@ -243,6 +270,7 @@ class Store:
             for shard in self.shards:
                 shard.write_mark(self.clock.wall_ms())
             self.sequencer.sync()
+        self.checkpoints.close()
         for shard in self.shards:
             shard.stop_loops()
         for thread in self.threads:

@@ -54,23 +54,25 @@ class Backoff:
 class Child:
     """One of the two children that are no workers."""
 
-    def __init__(self, name: str, run: Callable[[Shared, Settings], int]) -> None:
+    def __init__(self, name: str, run: Callable[[Shared, Settings, int], int], has_ring: bool) -> None:
         self.name = name
         self.run = run
+        self.has_ring = has_ring  # it talks to the writer, as a worker does
+        self.ring = -1
         self.pid = 0
         self.backoff = Backoff()
 
 
-def _run_writer(meters: Meters, shared: Shared, settings: Settings) -> int:
+def _run_writer(meters: Meters, shared: Shared, settings: Settings, _ring: int) -> int:
     from topicsd.writer import run_writer
 
     return run_writer(shared, settings, meters)
 
 
-def _run_keeper(shared: Shared, settings: Settings) -> int:
+def _run_keeper(shared: Shared, settings: Settings, ring: int) -> int:
     from topicsd.keeper import run_keeper
 
-    return run_keeper(shared, settings)
+    return run_keeper(shared, settings, ring)
 
 
 class Supervisor(Arbiter):  # type: ignore[misc]
@@ -83,8 +85,8 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         self.meters = app.meters
         self.sessions = app.sessions
         self.settings = app.settings
-        self.writer = Child("writer", partial(_run_writer, app.meters))
-        self.keeper = Child("keeper", _run_keeper)
+        self.writer = Child("writer", partial(_run_writer, app.meters), False)
+        self.keeper = Child("keeper", _run_keeper, True)
         self.children = (self.writer, self.keeper)
         self.stopping = False
         self.next_ring = -1
@@ -114,7 +116,14 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         """Start writer and keeper where they do not run and their time has come."""
         for child in self.children:
             if not child.pid and not self.stopping and time.monotonic() >= child.backoff.due_s:
-                child.pid = processes.fork(lambda child=child: child.run(self.shared, self.settings), self._let_go)  # type: ignore[misc]
+                if child.has_ring and child.ring < 0:
+                    ring = self.shared.assign_ring()
+                    if ring is None:
+                        continue  # the last one's waits for the writer to drain it
+                    child.ring = ring
+                child.pid = processes.fork(lambda child=child: child.run(self.shared, self.settings, child.ring), self._let_go)  # type: ignore[misc]
+                if child.has_ring:
+                    self.shared.set_worker(child.ring, "pid", child.pid)
                 log.info("started", what=child.name, pid=child.pid)
 
     def _let_go(self) -> None:
@@ -178,6 +187,9 @@ class Supervisor(Arbiter):  # type: ignore[misc]
 
     def _child_ended(self, child: Child, code: int) -> None:
         child.pid = 0
+        if child.ring >= 0:
+            self.shared.bury_ring(child.ring)
+            child.ring = -1
         was_ready = True
         if child is self.writer:
             was_ready = self.shared.ready

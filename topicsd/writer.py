@@ -19,6 +19,7 @@ from topicsd import limits
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
+from topicsd.checkpoint import CheckpointOptions
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
@@ -90,6 +91,7 @@ def options_of(settings: Settings) -> StoreOptions:
         ephemeral_bytes_max=settings.ephemeral_bytes_max,
         keys_max=settings.max_idempotency_keys,
         engine=Options(topics_max=settings.max_topics, bytes_max=settings.max_total_bytes, routers_max=settings.max_routers),
+        checkpoint=CheckpointOptions(settings.checkpoint_bytes, settings.checkpoint_ms, settings.log_archive_dir),
     )
 
 
@@ -143,6 +145,7 @@ class Loop:
         self.engine.tick()
         self.sequencer.reap_dead()
         self.store.heal()
+        self.store.checkpoints.step()
         if self.sequencer.quiet():
             self.idle_ticks += 1
             if self.idle_ticks == MARK_AFTER_TICKS:

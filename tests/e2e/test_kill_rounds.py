@@ -146,10 +146,10 @@ class Rounds:
         assert not wrong, "\n".join(wrong)
 
 
-def run_rounds(directory: Path, count: int) -> Rounds:
+def run_rounds(directory: Path, count: int, env: dict[str, str] | None = None) -> Rounds:
     seed = os.environ.get("E2E_SEED") or str(random.randrange(1 << 32))
     rng = random.Random(seed)
-    with Server(directory, workers=2) as server:
+    with Server(directory, workers=2, env=env or {}) as server:
         run = Rounds(server, Herd(server, rng), rng)
         victims = [victim for _ in range(count // len(VICTIMS) + 1) for victim in rng.sample(VICTIMS, len(VICTIMS))][:count]
         done = "set-up"
@@ -181,6 +181,25 @@ def run_rounds(directory: Path, count: int) -> Rounds:
 def test_twelve_kills_at_random_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     run = run_rounds(tmp_path, 12)
     assert min(run.in_flight) >= IN_FLIGHT_MIN
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+def test_twelve_kills_lose_nothing_while_everything_is_sealed_and_the_log_goes(tmp_path: Path) -> None:
+    env = {
+        "SEGMENT_MAX_AGE_MS": "300",
+        "SEGMENT_MAX_EVENTS": "400",
+        "CHECKPOINT_BYTES": str(1 << 20),
+        "CHECKPOINT_MS": "500",
+        "LOG_FILE_BYTES": str(1 << 20),
+    }
+    run = run_rounds(tmp_path, 12, {f"TOPICS_{name}": value for name, value in env.items()})
+    data = run.server.data
+    assert [*data.glob("packs/*.pack"), *data.glob("topics/*/*/*.data")], "nothing was sealed"
+    assert len(list(data.glob("meta/snapshot-*"))) == 2
+    assert min(int(path.stem) for path in data.glob("log/shard-00/*.log")) > 0, "no log file has gone"
 
 
 @pytest.mark.e2e

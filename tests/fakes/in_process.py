@@ -6,18 +6,23 @@ import itertools
 import json
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from fakes.clock import FakeClock
 from oracle.model import Refused
-from topicsd._native import frame, scan
+from topicsd._native import frame, scan, seal_core
 from topicsd._native.order import Order
 from topicsd._native.reader import Gone, Reader
 from topicsd._native.regions import Shared
+from topicsd._native.sealer import Sealer
+from topicsd.checkpoint import CheckpointOptions
 from topicsd.engine import Options
+from topicsd.engine.segments import parse_body
 from topicsd.errors import TopicsError
+from topicsd.segments.sealing import Policy, Rounds
 from topicsd.store import Store, StoreOptions
 
 OUTCOMES = {1: "moved", 2: "topic_full", 3: "record_too_large", 4: "storage_read_only", 5: "throttled", 6: "throttled", 7: "throttled", 9: "unknown"}
@@ -50,7 +55,7 @@ class Library:
         options = StoreOptions(
             shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
             file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
-            keys_max=self.options.get("keys_max", 1000), engine=engine,
+            keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=CheckpointOptions(0, 0, self.options.get("archive")),
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
         self.store.open()
@@ -82,6 +87,42 @@ class Library:
     def _forget(self) -> None:
         for shard in self.store.shards:
             shard.close()
+
+    # sealing
+
+    def checkpoint(self) -> None:
+        """Take a snapshot now and let go of what is no longer needed."""
+        taken = self.store.checkpoints.next_number
+        self.store.checkpoints.take()
+        assert self.store.checkpoints.kept[-1][0] == taken
+
+    def log_files(self) -> int:
+        """How many log files there are."""
+        return sum(len(list(shard.glob("*.log"))) for shard in (Path(os.fsdecode(self.directory)) / "log").iterdir())
+
+    def sealing(self, **policy: Any) -> Rounds:
+        """The keeper's rounds, in this process."""
+        publish = lambda rows: [self.engine.segments.publish(slot, topic_id, body) for slot, topic_id, body in rows]  # noqa: E731
+        return Rounds(Sealer(self.shared, os.fsdecode(self.directory), self.files), os.fsdecode(self.directory), publish, Policy(**policy))
+
+    def seal(self, name: str, events_max: int = 1 << 30, pack: bool = False) -> dict[str, int]:
+        """Seal a topic's tail, at most about `events_max` records in each segment; return what came of it."""
+        slot = self.sequencer.find(name.encode())
+        if slot is None:
+            return {}
+        self.sequencer.sync()
+        rounds = self.sealing(events_max=events_max, bytes_max=0)
+        if pack:
+            rounds._pack([(slot, self.sequencer.topic(slot)["topic_id"])])
+        else:
+            rounds.seal_all(slot, self.sequencer.topic(slot)["topic_id"])
+        assert not rounds.done.failed, rounds.done.failed
+        return {"published": rounds.done.segments, **rounds.done.refused}
+
+    def rows(self, name: str) -> list[tuple[int, int]]:
+        """The sealed ranges of a topic."""
+        slot = self.sequencer.find(name.encode())
+        return [(body.first_seq, body.last_seq) for body in map(parse_body, seal_core.rows(self.sequencer, slot))]
 
     # commands
 

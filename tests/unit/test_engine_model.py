@@ -137,6 +137,14 @@ class EngineAgainstModel(RuleBasedStateMachine):
             self.both("state", name)
             self.both("diff", name)
 
+    @rule(name=NAMES, events_max=st.sampled_from([1, 2, 3, 1000]), pack=st.booleans())
+    def seal(self, name: str, events_max: int, pack: bool) -> None:
+        self.engine.seal(name, events_max, pack)  # nothing that anybody sees changes
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.engine.checkpoint()  # nor here; the log files that go are not missed
+
     @precondition(lambda self: self.model.topics)
     @rule()
     def names_are_listed_in_order(self) -> None:

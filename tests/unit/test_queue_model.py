@@ -31,7 +31,8 @@ STEPS = st.lists(
         st.tuples(st.just("extend"), NODES, SEQS, FENCE, st.sampled_from([100, 7_000])),
         st.tuples(st.just("advance"), st.sampled_from([1, 50, 99, 100, 101, 900, 4_000])),
         st.tuples(st.just("delete"), st.integers(1, 30)),
-        st.tuples(st.sampled_from(["kill", "stop"])),
+        st.tuples(st.sampled_from(["kill", "stop", "checkpoint"])),
+        st.tuples(st.just("seal"), st.sampled_from([1, 4, 1000])),
     ),
     max_size=40,
 )
@@ -66,6 +67,8 @@ def step(library: Library, workers: Workers, model: QueueModel, what: tuple[Any,
         case ("delete", before_seq):
             library.delete("q", before_seq=before_seq)
             model.delete_before(before_seq)
+        case ("seal", events_max):
+            library.seal("q", events_max)
         case (restart,):
             getattr(library, restart)()
 

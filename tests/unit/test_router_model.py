@@ -29,6 +29,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.engine = Library(self.directory, FakeClock())
         self.model = Model()
         self.number = 0
+        self.rules: dict[str, dict[str, Any]] = {}
 
     def teardown(self) -> None:
         self.engine._forget()
@@ -63,12 +64,14 @@ class RouterMachine(RuleBasedStateMachine):
             members["filter"] = ["tag", "Eq", tag]
         model, name = self.model, f"{source}->{dest}"
         known = model.routes.get(name)
-        closes = model.reaches(dest, source) if dest in model.topics and source in model.topics else False
+        same = known is not None and self.rules.get(name) == members  # as it is: nothing that could be refused
+        closes = not same and model.reaches(dest, source) if dest in model.topics and source in model.topics else False
         if (closes and not cycle) or any(route.dest == dest and router != name for router, route in model.routes.items()):
             with pytest.raises(Refused):
                 self.engine.route(source, dest, **members)
             return
         assert self.engine.route(source, dest, **members, **({} if start is None else {"from_seq": start})) is (known is None)
+        self.rules[name] = members
         if known is not None:
             known.tag, known.preserve_node, known.preserve_tag = tag, node, keep
         else:
@@ -95,6 +98,14 @@ class RouterMachine(RuleBasedStateMachine):
         gone = self.engine.call({"op": "topic.delete", "topic": name})["routers_removed"]
         assert gone == self.model.drop(name)
         self.model.mark()
+
+    @rule(name=NAMES, events_max=st.sampled_from([1, 2, 1000]))
+    def seal(self, name: str, events_max: int) -> None:
+        self.engine.seal(name, events_max)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.engine.checkpoint()
 
     @rule(how=st.sampled_from(["kill", "stop"]))
     def restart(self, how: str) -> None:

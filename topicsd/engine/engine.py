@@ -14,6 +14,7 @@ from topicsd.engine.groups import Groups
 from topicsd.engine.queues import Queues
 from topicsd.engine.routers import Routers
 from topicsd.engine.sections import Section
+from topicsd.engine.segments import Segments
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
 
@@ -63,6 +64,7 @@ class Engine:
         self.groups = Groups(self)
         self.queues = Queues(self)
         self.sections += [self.groups, self.queues]
+        self.segments = Segments(self)
         self._reserve_ids = reserve_ids
         self.routers = Routers(self)
         self._commands: dict[str, Callable[[Json], Answer | None]] = {
@@ -76,6 +78,7 @@ class Engine:
             "router.list": lambda command: Answer(self.routers.page(command)),
             "router.delete": self._delete_router,
             **self.queues.commands(),
+            **self.segments.commands(),
         }
 
     # ---- the door ------------------------------------------------------------------------------------------------------------
@@ -195,10 +198,20 @@ class Engine:
         deleted, wait_slot = self.routers.delete(command["router"])
         return Answer({"deleted": deleted}, wait_slot)
 
+    # ---- snapshots -------------------------------------------------------------------------------------------------------------
+
+    def loaded(self, next_topic_id: int, with_ttl: list[tuple[int, int]], with_floor: list[tuple[int, int, int]]) -> None:
+        """Know the topics that a snapshot has put into the table: [(slot, topic id)], [(slot, topic id, ttl_lost)]."""
+        self.next_topic_id = max(self.next_topic_id, next_topic_id)
+        for slot, topic_id in with_ttl:
+            self._watch_time(slot, topic_id)
+        for slot, topic_id, ttl_lost in with_floor:
+            self.floors[slot] = (topic_id, ttl_lost)
+
     # ---- records ---------------------------------------------------------------------------------------------------------------
 
     def _delete_records(self, command: Json) -> Answer:
-        slot = self._existing(command["topic"])
+        slot = self.existing(command["topic"])
         self.sequencer.wait_synced(slot)
         self.settle_time(slot)
         topic = self.sequencer.topic(slot)
@@ -250,7 +263,8 @@ class Engine:
         if self.options.bytes_max and self.sequencer.bytes_live + size > self.options.bytes_max:
             raise Throttled("max_total_bytes", self.options.bytes_max)
 
-    def _existing(self, name: str) -> int:
+    def existing(self, name: str) -> int:
+        """Return a topic's slot. Raises TopicNotFound."""
         slot = self.sequencer.find(name.encode())
         if slot is None:
             raise TopicNotFound(name)

@@ -76,6 +76,7 @@ class Replayer:
             frames.FLOOR: self._floor,
             frames.CEILING: self._ceiling,
             frames.HOLE: self._hole,
+            frames.SEGMENT: self._segment,
             frames.GROUP: self._group,
             frames.ROUTER: self._router,
         }
@@ -142,6 +143,10 @@ class Replayer:
     def _group(self, slot: int, topic_id: int, _base_seq: int, body: bytes, position: int) -> None:
         self.engine.groups.replay(topic_id, self.sequencer.topic(slot)["shard"], position, body)
 
+    def _segment(self, slot: int, topic_id: int, _base_seq: int, body: bytes, position: int) -> None:
+        self.engine.segments.replay(slot, topic_id, body)
+        self.sequencer.set_last_position(slot, position)
+
 
 def plan_for(state: State) -> Plan:
     """Look a state up. Raises Internal for one that the table does not know: never guess."""
@@ -151,9 +156,9 @@ def plan_for(state: State) -> Plan:
         raise Internal(f"recovery does not know the state {state}", {"state": state._asdict()}) from None
 
 
-def log_state(reports: list[Any]) -> str:
-    """Name how the logs end: none, whole, torn or damaged."""
-    if not any(report.frames for report in reports):
+def log_state(reports: list[Any], snapshot: bool = False) -> str:
+    """Name how the logs end: none, whole, torn or damaged. Behind a `snapshot` there may be no frame yet: that is whole."""
+    if not snapshot and not any(report.frames for report in reports):
         return "none" if not any(report.damaged for report in reports) else "damaged"
     if any(report.damaged for report in reports):
         return "damaged"

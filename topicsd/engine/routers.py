@@ -7,10 +7,12 @@ shard; how far it has come is told by cursor frames behind it. Deleting a topic 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from topicsd.engine import frames
+from topicsd.engine.sections import Row
 from topicsd.errors import RouterCycle, RouterNotFound, Throttled, TopicExistsIncompatible, TopicNotFound
 from topicsd.topic_config import TopicConfig
 
@@ -322,6 +324,34 @@ class Routers:
     @staticmethod
     def _head(router: Router) -> Json:
         return {"router": router.name, "source": router.source, "dest": router.dest}
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------------------
+
+    name = "routers"
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each router, with how far it has come; the last row has the next number."""
+        for router in list(self.by_name.values()):
+            numbers = self.sequencer.route(router.number)
+            members = asdict(router) | {name: numbers[name] for name in ("cursor", "forwarded", "lost", "skip_first", "skip_last")}
+            yield Row(router.number, 0, 0, frames.json_body(members))
+        yield Row(0, 0, 0, frames.json_body({"next_number": self.next_number}))
+
+    def load(self, row: Row) -> None:
+        """Take a row back; both topics are there already. Raises ValueError."""
+        members = frames.parse_json(row.body)
+        if row.key == 0:
+            self.next_number = max(self.next_number, members["next_number"])
+            return
+        numbers = {name: members.pop(name) for name in ("cursor", "forwarded", "lost", "skip_first", "skip_last")}
+        router = Router(**members | {"rule": Rule.of(members["rule"])})
+        source, dest = self.sequencer.slot_of(router.source_id), self.sequencer.slot_of(router.dest_id)
+        if source is None or dest is None:
+            raise ValueError(f"router {router.name}: its topics are not in the snapshot")
+        self._place(router, source, dest, numbers["cursor"])
+        self.sequencer.set_route(router.number, numbers["cursor"], numbers["forwarded"], numbers["lost"])
+        if numbers["skip_last"]:
+            self.sequencer.skip_in_route(router.number, numbers["skip_first"], numbers["skip_last"])
 
     # ---- recovery --------------------------------------------------------------------------------------------------------------
 

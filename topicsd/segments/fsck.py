@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from topicsd import snapshot
 from topicsd._native import log_walk
 from topicsd._native.segment import SegmentError
 from topicsd.segments import names
@@ -64,18 +65,47 @@ def fsck(data_dir: Path, *, mend: bool = False) -> Report:
     """
     report = Report()
     with locked(data_dir):
-        _check_logs(data_dir, report, mend)
+        _check_snapshots(data_dir, report)
+        if not report.refused:
+            _check_logs(data_dir, report, mend)
         _check_segments(data_dir, report, mend)
         for check in CHECKS:
             report.problems += check(data_dir)
     return report
 
 
+def _log_begins(data_dir: Path, folder: Path, shard: int, report: Report) -> tuple[int, int]:
+    """Return where a shard's log may begin, and up to where the newest snapshot knows it to have been synced."""
+    files = log_walk.list_files(os.fsencode(folder))
+    first = files[0].first_position if files else 0
+    found, _wrong = snapshot.newest(data_dir)
+    if found is None:
+        if first:
+            report.problems.append(Problem(folder, 0, f"the log begins at position {first}, and no snapshot says what stood before", loses=True))
+        return first, 0
+    needed, moment = ([*found.header[name], *([0] * shard)][: shard + 1][-1] for name in ("needed", "moment"))
+    return min(first, max((file.first_position for file in files if file.first_position <= needed), default=needed)), moment
+
+
+def _check_snapshots(data_dir: Path, report: Report) -> None:
+    for number in snapshot.numbers(data_dir):
+        path = snapshot.path_of(data_dir, number)
+        report.files += 1
+        report.bytes += path.stat().st_size
+        try:
+            snapshot.read(path)
+        except snapshot.NewerSnapshotError as newer:
+            report.refused.append(str(newer))
+        except (snapshot.SnapshotError, OSError, ValueError, KeyError) as wrong:
+            report.problems.append(Problem(path, 0, str(wrong)))
+
+
 def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
     for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
         shard = int(folder.name[-2:])
         try:
-            walked = log_walk.check(folder, shard)
+            begins, known = _log_begins(data_dir, folder, shard, report)
+            walked = log_walk.check(folder, shard, from_position=begins, known=known)
         except log_walk.LogFormatError as wrong:
             report.refused.append(str(wrong))
             continue

@@ -1,0 +1,56 @@
+# Topics as they stand at one moment, packed for a snapshot, and back (docs/format/snapshot.md has every byte).
+#
+#   a topic  | row bytes | struct TopicRow | name | dead letter | sealed ranges, 128 B each | their marks | runs | origins | windows |
+#   a run    | first seq | last seq | kind | 24 B an index entry, unless it is a hole |
+#
+# One moment for all: nothing is in flight, nothing stands between the log's end and the tables. So replay goes on at that end, and no frame
+# before it need be looked at again. What an ephemeral record leaves behind is what recovery from the log leaves of it: a hole, or nothing.
+#
+# `needed`, by shard: the lowest log position that an index entry points at, router copies and the notes of routers too: no file above it may go.
+#
+# One thread, the writer's.
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from topicsd._native.layout cimport topic_config, topic_slot
+from topicsd._native.topics cimport Core
+
+cdef struct TopicRow:
+    uint64_t topic_id, shard
+    topic_config config    # dead_letter is 0
+    uint64_t head, earliest, cap_lost, ttl_lost, hole_lost, hole_reason, count, bytes
+    uint64_t last_write_ms, last_read_ms, last_ts, ceiling, sealed_through
+    uint64_t reserved[3]
+    uint32_t name_bytes, dead_letter_bytes, rows, runs, origins, windows
+
+cdef struct RunRow:
+    uint64_t first_seq, last_seq
+    uint32_t kind          # 0: entries follow; else a hole, its loss_reason
+    uint32_t reserved
+
+cdef struct OriginRow:
+    uint64_t seq, source
+    uint32_t text_bytes, reserved
+
+cdef struct WindowRow:
+    uint64_t records_xxh3, first_seq
+    int64_t arrived_ms     # wall clock
+    uint32_t count, key_bytes
+
+cdef class Packed:
+    cdef uint8_t *bytes
+    cdef uint64_t used, room
+    cdef uint64_t low[8]
+    cdef Py_ssize_t shape[1]
+    cdef Py_ssize_t strides[1]
+    cdef int need(self, uint64_t more) noexcept nogil
+    cdef int put(self, const void *from_bytes, uint64_t count) noexcept nogil
+    cdef int align(self) noexcept nogil
+    cdef void points_at(self, uint64_t position) noexcept nogil
+    cdef int topic(self, Core *core, uint32_t slot) noexcept nogil
+    cdef int sealed(self, Core *core, const topic_slot *topic) noexcept nogil
+    cdef int tail(self, Core *core, const topic_slot *topic, uint64_t row_at) noexcept nogil
+    cdef int hole(self, uint64_t *run_at, uint64_t first, uint64_t last, uint32_t reason, uint32_t *runs) noexcept nogil
+    cdef int origins(self, Core *core, const topic_slot *topic, uint32_t *count) noexcept nogil
+    cdef int windows(self, Core *core, uint32_t slot, uint32_t *count) noexcept nogil
+    cdef void settle_ephemeral(self, TopicRow *row, uint64_t last_kept, uint64_t lead, uint64_t count, uint64_t size, bint keeps_end) noexcept nogil
+    cdef void notes(self, Core *core, uint32_t slot) noexcept nogil

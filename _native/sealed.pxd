@@ -1,0 +1,92 @@
+# Sealed ranges of topics: from a seq to its row, from the row to its files, and back as index entries. The one door for reads below
+# `sealed_through`; index.pxd calls it, so that nobody else need know where an entry stands.
+#
+#   slot.segments_offset -> [ row | row | row ]      struct segment_row, ascending, no seq missing from the first row to sealed_through
+#                                  |                 what is older than the first row lies below `earliest`
+#                                  v
+#   segment_files[row.file]        kind, topic id, name, edition -> path -> map (segment_maps.pxd) -> .idx entry, .data frame
+#
+# An entry that comes out of here has SOURCE_SEGMENT and, in the lower 56 bits, the ADDRESS of its record entry in this process: good until the
+# next sealed_turn. Damage comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. An entry that is
+# deleted has INDEX_DELETED, whoever says so: the index, the flag byte, or the row's marks.
+#
+# word                            written by   order                               a stale read means
+# slot.segments_*, sealed_*       writer       under the slot's lock               the view is taken again
+# a row                           writer       before the lock that shows it;      the view is taken again
+#                                              then under the lock, but for:
+# row.live, live_bytes            writer       its own                             -
+# a bit of the marks              writer       relaxed                             a record deleted a moment ago
+# segment_file.state              writer       release, RETIRED after its last     one more read from a file that is about to go: it goes only
+#                                              row has gone                        when every process has said that it does not map it
+# the rest of a segment_file      writer       before the first row that leads     nothing: the view is refused
+#                                              to it; again only after it was retired
+#
+# A flag byte is set only by a checkpoint, after a snapshot that holds the marks is on the disk (topicsd/engine/segments.py): so what the flag bytes
+# say is never newer than what replay starts from. Until then a delete stands in the marks and in the log.
+#
+# Owner: struct Sealed and everything in it belong to one thread of one process. Rows and files: the writer.
+from libc.stdint cimport uint32_t, uint64_t
+
+from topicsd._native.layout cimport index_entry, segment_file, segment_row, topic_slot
+from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.segment cimport Segment
+from topicsd._native.segment_maps cimport SegmentMaps
+from topicsd._native.table cimport TopicView
+
+cdef enum:
+    SEALED_WINDOW = 64
+    SEALED_DIRECTORY_MAX = 3968
+
+cdef enum SealedPart:        # the low bits of a map's key
+    PART_DATA = 0
+    PART_INDEX = 1
+    PART_TAGS = 2
+    PART_PACK = 3
+
+cdef struct Rows:            # of one topic, as a view or the writer sees them
+    const segment_row *at
+    uint32_t count
+    uint64_t topic_id
+
+cdef struct Sealed:
+    Regions *regions
+    SegmentMaps maps
+    uint64_t generation
+    uint64_t open_turn, open_serial, open_topic, open_first   # which segment is open, if its maps are of this turn
+    bint open_data
+    Segment segment
+    uint64_t window_topic, window_first, changes, window_changes
+    uint32_t window_count
+    index_entry window[SEALED_WINDOW]
+    char directory[SEALED_DIRECTORY_MAX]
+
+# ---- any process
+cdef int sealed_attach(Shared shared, directory) except -1           # give this process its maps; again is no harm
+cdef void sealed_turn(const Regions *regions) noexcept nogil         # a read begins: what earlier ones were given may go
+cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil    # unmap what is retired; how many maps went
+cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows) noexcept nogil    # 0, or VIEW_BUSY
+cdef void rows_of_topic(const Regions *regions, const topic_slot *topic, Rows *rows) noexcept nogil
+cdef const segment_row *row_of(const Rows *rows, uint64_t seq) noexcept nogil     # NULL: no row has it
+# Entries first_seq .. first_seq + count - 1, all of them in rows. `records`: with addresses, verified; else position 0 and what the index says.
+# 0, VIEW_BUSY (not in rows), or -EIO (a page that cannot be read now).
+cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil
+# First seq >= from_seq in rows with ts at or above `ts`; last seq of all rows + 1 when there is none.
+cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil
+# Open the row's segment; NULL when it is not there or damaged. Good until the next turn.
+cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags) noexcept nogil
+cdef bint row_marked(const Regions *regions, const segment_row *row, uint64_t seq) noexcept nogil
+
+# ---- the writer
+# A copy of the entry in this process: good until the next call. Never NULL for a seq in rows; NULL for any other.
+cdef const index_entry *sealed_at(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil
+cdef void sealed_changed(const Regions *regions) noexcept nogil      # what sealed_at has copied may be old
+cdef void segment_files_reset(Regions *regions) noexcept nogil
+cdef uint32_t segment_file_take(Regions *regions, const segment_file *what) noexcept nogil      # a row's number; 0: the table is full
+cdef uint32_t segment_file_retired(Regions *regions) noexcept nogil                              # the next one to be removed, 0 none
+cdef void segment_file_free(Regions *regions, uint32_t number) noexcept nogil                    # its file is gone
+cdef int rows_append(Regions *regions, topic_slot *topic, const segment_row *row) noexcept nogil       # 0 or -ENOMEM
+cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil        # rows that end below `seq`; how many went
+cdef void rows_drop_all(Regions *regions, topic_slot *topic) noexcept nogil
+cdef segment_row *row_at(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil             # the writer's own, or NULL
+cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_t seq) noexcept nogil  # 1 marked, 0 was, -ENOMEM
+cdef void row_unmark(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flagged) noexcept nogil   # its flag bytes are set

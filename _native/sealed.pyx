@@ -1,0 +1,584 @@
+"""Sealed ranges of topics (see sealed.pxd)."""
+
+import os
+
+from libc.errno cimport ENAMETOOLONG, ENOENT, ENOMEM
+from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memmove, memset
+
+from topicsd._native.atomics cimport load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
+from topicsd._native.layout cimport (
+    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
+    SEGMENT_KIND_PACK, SEGMENT_RETIRED, index_entry, segment_file, segment_row, topic_slot,
+)
+from topicsd._native.maps cimport guarded_call
+from topicsd._native.maps import install_guard
+from topicsd._native.segment cimport (
+    SEGMENT_BAD_FRAME, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index, segment_is_deleted,
+    segment_lower_bound_ts, segment_open, segment_record_at,
+)
+from topicsd._native.segment_maps cimport (
+    SegmentMap, segment_map, segment_map_marks, segment_maps_free, segment_maps_init, segment_maps_sweep, segment_maps_turn,
+)
+from topicsd._native.slabs cimport INDEX_HEADER_BYTES, SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
+from topicsd._native.table cimport VIEW_BUSY, slot_lock, slot_unlock
+
+cdef enum:
+    MAPS_OF_SEGMENTS = 3584        # with the log's maps below vm.max_map_count and the 4,096 of the design
+    KEY_PART_BITS = 2
+    KEY_FILE_BITS = 22
+    MARKS_UNIT_SHIFT = 6           # a slab's smallest size
+
+
+# ---- this process's maps ----------------------------------------------------------------------------------------------------
+
+
+cdef class SealedMaps:
+    """The maps of segment files of one process; kept by its `Shared`."""
+
+    cdef Sealed *sealed
+
+    def __dealloc__(self):
+        if self.sealed != NULL:
+            segment_maps_free(&self.sealed.maps)
+            free(self.sealed)
+
+
+cdef int sealed_attach(Shared shared, directory) except -1:
+    cdef SealedMaps owner
+    cdef Sealed *sealed = <Sealed *>shared.r.sealed
+    cdef bytes path = os.fsencode(directory)
+    if len(path) >= SEALED_DIRECTORY_MAX:
+        raise OSError(ENAMETOOLONG, os.strerror(ENAMETOOLONG), directory)
+    if sealed == NULL:
+        install_guard()
+        sealed = <Sealed *>calloc(1, sizeof(Sealed))
+        if sealed == NULL:
+            raise MemoryError
+        owner = SealedMaps.__new__(SealedMaps)
+        owner.sealed = sealed
+        sealed.regions = &shared.r
+        segment_maps_init(&sealed.maps, MAPS_OF_SEGMENTS, _path_of, sealed)
+        shared.sealed_owner = owner
+        shared.r.sealed = sealed
+    elif path != sealed.directory or sealed.generation != shared.r.control.generation:
+        segment_maps_free(&sealed.maps)
+        sealed.open_turn = sealed.window_count = 0
+    sealed.generation = shared.r.control.generation
+    memcpy(sealed.directory, <const char *>path, len(path) + 1)
+    return 0
+
+
+cdef int _path_of(void *context, uint64_t key, char *path, uint64_t path_bytes) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>context
+    cdef const segment_file *file = &sealed.regions.segment_files[(key >> KEY_PART_BITS) & ((1 << KEY_FILE_BITS) - 1)]
+    cdef uint64_t topic_id = file.topic_id
+    cdef uint64_t part = key & ((1 << KEY_PART_BITS) - 1)
+    cdef const char *suffix = b"data"
+    if load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT:
+        return -ENOENT
+    if part == PART_PACK:
+        snprintf(path, path_bytes, "%s/packs/%020llu.pack", sealed.directory, <unsigned long long>file.name)
+        return 0
+    if part == PART_INDEX:
+        suffix = b"idx"
+    elif part == PART_TAGS:
+        suffix = b"tag"
+    if file.edition:
+        snprintf(path, path_bytes, "%s/topics/%02x/%016llx/%020llu.%llu.%s", sealed.directory, <unsigned int>(topic_id & 0xFF),
+                 <unsigned long long>topic_id, <unsigned long long>file.name, <unsigned long long>file.edition, suffix)
+    else:
+        snprintf(path, path_bytes, "%s/topics/%02x/%016llx/%020llu.%s", sealed.directory, <unsigned int>(topic_id & 0xFF),
+                 <unsigned long long>topic_id, <unsigned long long>file.name, suffix)
+    return 0
+
+
+cdef bint _is_retired(void *context, uint64_t key) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>context
+    cdef const segment_file *file = &sealed.regions.segment_files[(key >> KEY_PART_BITS) & ((1 << KEY_FILE_BITS) - 1)]
+    return load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT or file.serial != key >> (KEY_PART_BITS + KEY_FILE_BITS)
+
+
+cdef void sealed_turn(const Regions *regions) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>regions.sealed
+    cdef uint64_t generation
+    if sealed == NULL:
+        return
+    generation = load_acquire_64(&regions.control.generation)
+    if generation != sealed.generation:    # another writer numbers files anew
+        segment_maps_free(&sealed.maps)
+        sealed.generation = generation
+        sealed.open_turn = sealed.window_count = 0
+    segment_maps_turn(&sealed.maps)
+
+
+cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>regions.sealed
+    if sealed == NULL:
+        return 0
+    sealed_turn(regions)
+    sealed.open_turn = sealed.window_count = 0
+    return segment_maps_sweep(&sealed.maps, _is_retired, sealed)
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------------------
+
+
+cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows) noexcept nogil:
+    rows.topic_id = view.topic_id
+    rows.count = view.segments_len
+    rows.at = NULL
+    if rows.count == 0:
+        return 0
+    if view.segments_offset < INDEX_HEADER_BYTES or view.segments_offset > regions.index_bytes:
+        return VIEW_BUSY
+    if rows.count * sizeof(segment_row) > regions.index_bytes - view.segments_offset:
+        return VIEW_BUSY
+    rows.at = <const segment_row *>(regions.index + view.segments_offset)
+    return 0
+
+
+cdef void rows_of_topic(const Regions *regions, const topic_slot *topic, Rows *rows) noexcept nogil:
+    rows.topic_id = topic.topic_id
+    rows.count = topic.segments_len
+    rows.at = <const segment_row *>(regions.index + topic.segments_offset) if topic.segments_len else NULL
+
+
+cdef const segment_row *row_of(const Rows *rows, uint64_t seq) noexcept nogil:
+    cdef uint32_t low = 0, high = rows.count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if rows.at[middle].last_seq < seq:
+            low = middle + 1
+        else:
+            high = middle
+    return &rows.at[low] if low < rows.count and rows.at[low].first_seq <= seq else NULL
+
+
+cdef inline const uint64_t *_marks(const Regions *regions, const segment_row *row) noexcept nogil:
+    cdef uint64_t at = <uint64_t>row.marks_at << MARKS_UNIT_SHIFT
+    if at < INDEX_HEADER_BYTES or at >= regions.index_bytes or (row.last_seq - row.first_seq) // 8 + 8 > regions.index_bytes - at:
+        return NULL
+    return <const uint64_t *>(regions.index + at)
+
+
+cdef bint row_marked(const Regions *regions, const segment_row *row, uint64_t seq) noexcept nogil:
+    cdef const uint64_t *marks = _marks(regions, row) if row.marks_at else NULL
+    return marks != NULL and (marks[(seq - row.first_seq) >> 6] >> ((seq - row.first_seq) & 63)) & 1
+
+
+# ---- a row's segment --------------------------------------------------------------------------------------------------------
+
+
+cdef SegmentMap *_map(Sealed *sealed, const segment_file *file, uint32_t number, uint64_t part) noexcept nogil:
+    return segment_map(&sealed.maps, (file.serial << KEY_FILE_BITS | number) << KEY_PART_BITS | part)
+
+
+cdef bint _place(SegmentPart *part, const SegmentMap *map, uint64_t units) noexcept nogil:
+    if map == NULL or units * 8 >= map.bytes:
+        return False
+    part.at = map.at + units * 8
+    part.bytes = map.bytes - units * 8
+    return True
+
+
+cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row, bint data, bint tags) noexcept nogil:
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef Segment *segment = &sealed.segment
+    cdef SegmentMap *index
+    cdef SegmentMap *other
+    cdef bint pack = file.kind == SEGMENT_KIND_PACK
+    if not tags and sealed.open_turn == sealed.maps.turn and sealed.open_serial == file.serial and sealed.open_topic == topic_id \
+            and sealed.open_first == row.first_seq and (sealed.open_data or not data):
+        return segment
+    sealed.open_turn = 0
+    memset(segment, 0, sizeof(Segment))
+    index = _map(sealed, file, row.file, PART_PACK if pack else PART_INDEX)
+    if not _place(&segment.index, index, row.index_at):
+        return NULL
+    segment_map_marks(index)
+    segment.index_marks = index.index_marks
+    segment.frame_marks = index.frame_marks
+    segment.index_offset = <uint64_t>row.index_at * 8
+    if data and not _place(&segment.data, index if pack else _map(sealed, file, row.file, PART_DATA), row.data_at):
+        return NULL
+    if tags:
+        other = index if pack else _map(sealed, file, row.file, PART_TAGS)
+        if not _place(&segment.tags, other, row.tags_at):
+            return NULL
+        segment_map_marks(other)
+        segment.tags_marks = other.index_marks
+        segment.tags_offset = <uint64_t>row.tags_at * 8
+    if segment_open(segment) != SEGMENT_OK or segment.topic_id != topic_id or segment.first_seq != row.first_seq \
+            or segment.last_seq != row.last_seq:
+        return NULL
+    if not tags:
+        sealed.open_turn, sealed.open_serial, sealed.open_topic, sealed.open_first = sealed.maps.turn, file.serial, topic_id, row.first_seq
+        sealed.open_data = data
+    return segment
+
+
+cdef struct Opening:
+    Sealed *sealed
+    uint64_t topic_id
+    const segment_row *row
+    bint data, tags
+    Segment *opened
+
+
+cdef int _open_guarded(void *argument) noexcept nogil:
+    cdef Opening *opening = <Opening *>argument
+    opening.opened = _opened(opening.sealed, opening.topic_id, opening.row, opening.data, opening.tags)
+    return 0
+
+
+cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags) noexcept nogil:
+    cdef Opening opening
+    opening.sealed = <Sealed *>regions.sealed
+    opening.topic_id, opening.row, opening.data, opening.tags, opening.opened = rows.topic_id, row, data, tags, NULL
+    if opening.sealed == NULL or row.file == 0 or row.file >= SEGMENT_FILES_MAX or row.flags & ROW_DAMAGED:
+        return NULL
+    if guarded_call(_open_guarded, &opening) != 0:
+        return NULL
+    return opening.opened
+
+
+# ---- entries ----------------------------------------------------------------------------------------------------------------
+
+
+cdef void _fill(index_entry *out, uint64_t count, uint32_t flags, uint64_t ts) noexcept nogil:
+    cdef uint64_t number
+    for number in range(count):
+        out[number].position = out[number].bytes = 0
+        out[number].flags = flags
+        out[number].ts = ts
+
+
+cdef inline uint32_t _corrupt() noexcept nogil:
+    return INDEX_HOLE | <uint32_t>LOSS_CORRUPT << 8
+
+
+cdef void _copy(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
+                bint records) noexcept nogil:
+    """Copy checked entries; say which are deleted and where their records stand in this process."""
+    cdef const index_entry *from_file = segment.entries + (seq - segment.first_seq)
+    cdef const uint64_t *marks = _marks(regions, row) if row.marks_at else NULL
+    cdef uint64_t number, offset = seq - row.first_seq
+    memcpy(out, from_file, count * sizeof(index_entry))
+    if records:
+        for number in range(count):
+            out[number].position = <uint64_t>SOURCE_SEGMENT << POSITION_BITS | <uint64_t><uintptr_t>segment_record_at(segment, &from_file[number])
+    if row.deleted:
+        for number in range(count):
+            if segment_is_deleted(segment, &from_file[number]):
+                out[number].flags |= INDEX_DELETED
+    if marks != NULL:
+        for number in range(count):
+            if (marks[(offset + number) >> 6] >> ((offset + number) & 63)) & 1:
+                out[number].flags |= INDEX_DELETED
+
+
+cdef void _of_segment(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
+                      bint records) noexcept nogil:
+    cdef uint64_t upto = 0, good
+    cdef int status
+    while count:
+        status = segment_check(segment, seq, count, &upto) if records else segment_check_index(segment, seq, count, &upto)
+        good = upto - seq
+        _copy(regions, row, segment, seq, good, out, records)
+        if status == SEGMENT_OK:
+            return
+        out += good
+        seq += good
+        count -= good
+        # One record is bad, or the index block: then the rest of it up to the next block.
+        good = 1
+        if status != SEGMENT_BAD_FRAME:
+            good = min(count, <uint64_t>64 - (seq - segment.first_seq) % 64)
+        _fill(out, good, _corrupt(), row.last_ts)
+        out += good
+        seq += good
+        count -= good
+
+
+cdef struct Reading:
+    const Regions *regions
+    const Rows *rows
+    uint64_t seq
+    uint64_t count
+    index_entry *out
+    bint records
+
+
+cdef int _read(void *argument) noexcept nogil:
+    cdef Reading *reading = <Reading *>argument
+    cdef Sealed *sealed = <Sealed *>reading.regions.sealed
+    cdef const segment_row *row
+    cdef const Segment *segment
+    cdef uint64_t seq = reading.seq, count = reading.count, part
+    cdef index_entry *out = reading.out
+    while count:
+        row = row_of(reading.rows, seq)
+        if row == NULL or row.first_seq > seq or row.last_seq < seq:
+            return VIEW_BUSY
+        part = min(count, row.last_seq - seq + 1)
+        if row.file == 0:
+            _fill(out, part, INDEX_HOLE | row.flags & 0xFF00 if row.flags & 0xFF00 else INDEX_DELETED, row.last_ts)
+        else:
+            segment = NULL
+            if sealed != NULL and row.file < SEGMENT_FILES_MAX and not row.flags & ROW_DAMAGED:
+                segment = _opened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0, False)
+            if segment == NULL:
+                _fill(out, part, _corrupt(), row.last_ts)
+            else:
+                _of_segment(reading.regions, row, segment, seq, part, out, reading.records)
+        out += part
+        seq += part
+        count -= part
+    return 0
+
+
+cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
+    cdef Reading reading
+    reading.regions, reading.rows, reading.seq, reading.count, reading.out, reading.records = regions, rows, first_seq, count, out, records
+    return guarded_call(_read, &reading)
+
+
+cdef struct Bisecting:
+    const Segment *segment
+    uint64_t from_seq, ts, found
+
+
+cdef int _bisect(void *argument) noexcept nogil:
+    cdef Bisecting *bisecting = <Bisecting *>argument
+    return segment_lower_bound_ts(bisecting.segment, bisecting.from_seq, bisecting.ts, &bisecting.found)
+
+
+cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil:
+    cdef uint32_t low = 0, high = rows.count, middle
+    cdef const segment_row *row
+    cdef Bisecting bisecting
+    while low < high:
+        middle = (low + high) // 2
+        if rows.at[middle].last_ts < ts or rows.at[middle].last_seq < from_seq:
+            low = middle + 1
+        else:
+            high = middle
+    if low == rows.count:
+        return rows.at[rows.count - 1].last_seq + 1 if rows.count else 0
+    row = &rows.at[low]
+    bisecting.segment = sealed_open(regions, rows, row, False, False)
+    bisecting.from_seq, bisecting.ts = max(from_seq, row.first_seq), ts
+    if bisecting.segment == NULL or guarded_call(_bisect, &bisecting) != SEGMENT_OK:
+        return bisecting.from_seq
+    return bisecting.found
+
+
+# ---- the writer -------------------------------------------------------------------------------------------------------------
+
+
+cdef const index_entry *sealed_at(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>regions.sealed
+    cdef const segment_row *row
+    cdef Rows rows
+    cdef uint64_t first, count
+    if sealed == NULL:
+        return NULL
+    if sealed.window_count and sealed.window_topic == topic.topic_id and sealed.window_changes == sealed.changes \
+            and sealed.window_first <= seq < sealed.window_first + sealed.window_count:
+        return &sealed.window[seq - sealed.window_first]
+    rows_of_topic(regions, topic, &rows)
+    row = row_of(&rows, seq)
+    if row == NULL:
+        return NULL
+    first = row.first_seq + (seq - row.first_seq) // SEALED_WINDOW * SEALED_WINDOW
+    count = min(<uint64_t>SEALED_WINDOW, row.last_seq - first + 1)
+    if sealed_entries(regions, &rows, first, <uint32_t>count, sealed.window, False) != 0:
+        _fill(sealed.window, count, _corrupt(), row.last_ts)
+    sealed.window_topic, sealed.window_first, sealed.window_count = topic.topic_id, first, <uint32_t>count
+    sealed.window_changes = sealed.changes
+    return &sealed.window[seq - first]
+
+
+cdef void sealed_changed(const Regions *regions) noexcept nogil:
+    if regions.sealed != NULL:
+        (<Sealed *>regions.sealed).changes += 1
+
+
+# Row 0 of the file table is the writer's own: serial = the last one given, name = rows ever used, topic_id = first free, next = first retired.
+
+
+cdef void segment_files_reset(Regions *regions) noexcept nogil:
+    cdef uint64_t number, used = regions.segment_files[0].name
+    for number in range(1, used + 1):
+        memset(&regions.segment_files[number], 0, sizeof(segment_file))
+    memset(&regions.segment_files[0], 0, sizeof(segment_file))
+    store_relaxed_64(&regions.control.segments, 0)
+    store_relaxed_64(&regions.control.segments_bytes, 0)
+
+
+cdef uint32_t segment_file_take(Regions *regions, const segment_file *what) noexcept nogil:
+    cdef segment_file *own = &regions.segment_files[0]
+    cdef uint64_t number = own.topic_id
+    cdef segment_file *row
+    if number:
+        own.topic_id = regions.segment_files[number].next
+    elif own.name + 1 < SEGMENT_FILES_MAX:
+        own.name += 1
+        number = own.name
+    else:
+        return 0
+    row = &regions.segment_files[number]
+    own.serial += 1
+    row.serial = own.serial
+    row.topic_id, row.name, row.edition, row.bytes, row.kind = what.topic_id, what.name, what.edition, what.bytes, what.kind
+    row.rows, row.next = 0, 0
+    store_release_32(&row.state, SEGMENT_HOT)
+    store_relaxed_64(&regions.control.segments_bytes, regions.control.segments_bytes + row.bytes)
+    return <uint32_t>number
+
+
+cdef void _let_go(Regions *regions, uint32_t number) noexcept nogil:
+    """One row less leads into a file; after the last it is retired."""
+    cdef segment_file *own = &regions.segment_files[0]
+    cdef segment_file *row = &regions.segment_files[number]
+    row.rows -= 1
+    if row.rows:
+        return
+    row.next = own.next
+    own.next = number
+    store_relaxed_64(&regions.control.segments_bytes, regions.control.segments_bytes - row.bytes)
+    store_release_32(&row.state, SEGMENT_RETIRED)
+
+
+cdef uint32_t segment_file_retired(Regions *regions) noexcept nogil:
+    cdef segment_file *own = &regions.segment_files[0]
+    cdef uint64_t number = own.next
+    if number:
+        own.next = regions.segment_files[number].next
+        regions.segment_files[number].next = 0
+    return <uint32_t>number
+
+
+cdef void segment_file_free(Regions *regions, uint32_t number) noexcept nogil:
+    cdef segment_file *own = &regions.segment_files[0]
+    store_release_32(&regions.segment_files[number].state, SEGMENT_FREE)
+    regions.segment_files[number].next = own.topic_id
+    own.topic_id = number
+
+
+cdef inline uint64_t _room(const topic_slot *topic) noexcept nogil:
+    return (<uint64_t>1 << (SLAB_MIN_SHIFT + topic.segments_class)) // sizeof(segment_row) if topic.segments_offset else 0
+
+
+cdef int rows_append(Regions *regions, topic_slot *topic, const segment_row *row) noexcept nogil:
+    cdef uint64_t old = topic.segments_offset, offset = old
+    cdef uint32_t old_class = topic.segments_class, slab_class = old_class
+    if topic.segments_len >= _room(topic):
+        slab_class = slab_class_for((topic.segments_len + 1) * sizeof(segment_row))
+        offset = slab_take(regions, slab_class) if slab_class < SLAB_CLASSES else 0
+        if offset == 0:
+            return -ENOMEM
+        if old:
+            memcpy(regions.index + offset, regions.index + old, topic.segments_len * sizeof(segment_row))
+    (<segment_row *>(regions.index + offset))[topic.segments_len] = row[0]
+    if row.file:
+        regions.segment_files[row.file].rows += 1
+    slot_lock(topic)
+    topic.segments_offset = offset
+    topic.segments_class = slab_class
+    topic.segments_len += 1
+    topic.sealed_through = row.last_seq
+    if row.flags & ROW_HOLES:
+        topic.sealed_holes += 1
+    slot_unlock(topic)
+    if old and old != offset:
+        slab_give(regions, old, old_class)
+    store_relaxed_64(&regions.control.segments, regions.control.segments + 1)
+    sealed_changed(regions)
+    return 0
+
+
+cdef void _free_marks(Regions *regions, segment_row *row) noexcept nogil:
+    if row.marks_at:
+        slab_give(regions, <uint64_t>row.marks_at << MARKS_UNIT_SHIFT, slab_class_for((row.last_seq - row.first_seq) // 64 * 8 + 8))
+
+
+cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil:
+    cdef segment_row *rows = <segment_row *>(regions.index + topic.segments_offset)
+    cdef segment_row gone
+    cdef uint32_t dropped = 0
+    while topic.segments_len and rows[0].last_seq < seq:
+        gone = rows[0]
+        slot_lock(topic)
+        memmove(rows, rows + 1, (topic.segments_len - 1) * sizeof(segment_row))
+        topic.segments_len -= 1
+        if gone.flags & ROW_HOLES:
+            topic.sealed_holes -= 1
+        slot_unlock(topic)
+        _free_marks(regions, &gone)
+        if gone.file:
+            _let_go(regions, gone.file)
+        dropped += 1
+    if dropped:
+        if topic.segments_len == 0:
+            _drop_slab(regions, topic)
+        store_relaxed_64(&regions.control.segments, regions.control.segments - dropped)
+        sealed_changed(regions)
+    return dropped
+
+
+cdef void _drop_slab(Regions *regions, topic_slot *topic) noexcept nogil:
+    cdef uint64_t offset = topic.segments_offset
+    cdef uint32_t slab_class = topic.segments_class
+    slot_lock(topic)
+    topic.segments_offset = topic.segments_class = topic.segments_len = 0
+    topic.sealed_holes = 0
+    slot_unlock(topic)
+    slab_give(regions, offset, slab_class)
+
+
+cdef void rows_drop_all(Regions *regions, topic_slot *topic) noexcept nogil:
+    if topic.segments_len:
+        rows_drop_below(regions, topic, <uint64_t>-1)
+    slot_lock(topic)
+    topic.sealed_through = topic.sealed_holes = 0
+    slot_unlock(topic)
+
+
+cdef segment_row *row_at(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil:
+    cdef Rows rows
+    rows_of_topic(regions, topic, &rows)
+    return <segment_row *>row_of(&rows, seq)
+
+
+cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_t seq) noexcept nogil:
+    cdef uint64_t bytes = (row.last_seq - row.first_seq) // 64 * 8 + 8, offset
+    cdef uint64_t *marks
+    cdef uint64_t bit = seq - row.first_seq
+    if row.marks_at == 0:
+        offset = slab_take(regions, slab_class_for(bytes))
+        if offset == 0 or offset >> MARKS_UNIT_SHIFT > UINT32_MAX:
+            return -ENOMEM
+        memset(regions.index + offset, 0, bytes)
+        slot_lock(topic)
+        row.marks_at = <uint32_t>(offset >> MARKS_UNIT_SHIFT)
+        slot_unlock(topic)
+    marks = <uint64_t *>(regions.index + (<uint64_t>row.marks_at << MARKS_UNIT_SHIFT))
+    if (marks[bit >> 6] >> (bit & 63)) & 1:
+        return 0
+    store_relaxed_64(&marks[bit >> 6], marks[bit >> 6] | <uint64_t>1 << (bit & 63))
+    sealed_changed(regions)
+    return 1
+
+
+cdef void row_unmark(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flagged) noexcept nogil:
+    cdef segment_row before = row[0]
+    slot_lock(topic)
+    row.marks_at = 0
+    row.deleted += flagged
+    slot_unlock(topic)
+    _free_marks(regions, &before)
+    sealed_changed(regions)

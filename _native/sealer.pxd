@@ -1,0 +1,59 @@
+# Sealing, the half that needs no writer: read the tail index and the log as a worker does, build a segment, say what was built.
+#
+#   due     slots whose tail is long, large or old enough
+#   seal    tail index -> log map -> frame around the record, verified -> segment builder -> struct segment_body for the writer
+#
+# Nothing here changes a shared word. What was deleted after the look is found by the writer when it publishes (sealed_topic.pxd).
+# Sealed are whole batches only (so the next seal begins at a frame), and only what is synced: a segment is never more durable than its log was.
+# A router's copy is not sealed yet: it and what follows stay in the tail, and the log file that it points into stays.
+#
+# Owner: one thread, the keeper's.
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from topicsd._native.files cimport FileSystem
+from topicsd._native.layout cimport index_entry, segment_body
+from topicsd._native.maps cimport Maps
+from topicsd._native.regions cimport Shared
+from topicsd._native.segment_build cimport SegmentBuilder, SegmentRecord
+from topicsd._native.segment_pack cimport PackBuilder
+from topicsd._native.table cimport TopicView
+
+cdef enum:
+    GATHER = 256
+
+cdef class Sealer:
+    cdef Shared shared
+    cdef FileSystem files
+    cdef bytes directory, folder
+    cdef const char *directory_bytes
+    cdef const char *folder_bytes
+    cdef Maps maps
+    cdef SegmentBuilder *builder
+    cdef PackBuilder *pack
+    cdef uint64_t pack_number
+    # of the seal that is going on
+    cdef uint32_t slot
+    cdef uint64_t topic_id, events_max, bytes_max
+    cdef bint in_pack, begun
+    cdef int failure
+    cdef TopicView view
+    cdef uint64_t first_seq, next_seq, last_ts, records, holes, payload
+    cdef uint64_t frame_last          # last seq of the frame that was verified
+    cdef uint64_t hole_to
+    cdef uint32_t hole_reason
+    cdef index_entry entries[GATHER]
+    cdef SegmentRecord gathered[GATHER]
+    cdef uint64_t pending
+
+    cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil
+    cdef int finish(self, segment_body *body) except -1
+    cdef void reset(self) noexcept nogil
+    cdef int start(self) noexcept nogil
+    cdef int put(self) noexcept nogil
+    cdef bint put_failed(self) noexcept nogil
+    cdef int gather(self) noexcept nogil
+    cdef int chunk(self) noexcept nogil
+    cdef int hole(self, const index_entry *entry) noexcept nogil
+    cdef int one(self, const index_entry *entry) noexcept nogil
+    cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
+    cdef int _check(self, int result) except -1

@@ -1,0 +1,354 @@
+"""The keeper's hand: copy a topic's tail out of the log into a segment (see sealer.pxd)."""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EILSEQ
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.string cimport memset, strlen
+
+from topicsd._native.atomics cimport load_acquire_64, load_relaxed_64
+from topicsd._native.files cimport FileSystem
+from topicsd._native.frame cimport FRAME_VALID, frame_check
+from topicsd._native.index cimport view_flags, view_hole_part
+from topicsd._native.layout cimport (
+    FRAME_APPEND, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_HOLE, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_TAGS, SEGMENT_KIND_OWN,
+    SEGMENT_KIND_PACK, SHARDS_MAX, frame_header, index_entry, record_entry, segment_body, segment_row,
+)
+from topicsd._native.maps cimport Map, guarded_call, map_at, maps_drop_all, maps_drop_retired, maps_init, maps_refresh
+from topicsd._native.regions cimport Shared
+from topicsd._native.sealed cimport sealed_attach, sealed_sweep
+from topicsd._native.segment_build cimport (
+    SegmentBuilt, SegmentRecord, segment_abort, segment_add, segment_begin, segment_begin_in_pack, segment_builder_free, segment_builder_new,
+    segment_finish, segment_make_folder,
+)
+from topicsd._native.segment_pack cimport pack_abort, pack_begin, pack_builder_free, pack_builder_new, pack_bytes, pack_finish
+from topicsd._native.segment import SegmentError
+from topicsd._native.table cimport view_still, view_take
+
+cdef enum:
+    LOG_MAPS = 64
+    HOLE_ROW_MIN = 256          # a longer hole is a row of its own: it costs no index
+    TAIL_BYTES_ROWS_MAX = 4096
+    STOP_STALE = 1              # the ground moved: look again
+    STOP_HERE = 2               # what comes next cannot be sealed (yet)
+
+
+cdef class Sealer:
+    """Find what is due and build segments of it. One thread; reads shared memory and the log as a worker does."""
+
+    def __cinit__(self, Shared shared not None, data_dir, FileSystem files=None):
+        cdef int failure
+        self.shared = shared
+        self.files = files if files is not None else FileSystem()
+        self.directory = os.fsencode(data_dir)
+        self.builder = segment_builder_new()
+        self.pack = pack_builder_new()
+        if self.builder == NULL or self.pack == NULL:
+            raise MemoryError
+        sealed_attach(shared, data_dir)
+        failure = maps_init(&self.maps, &shared.r, self.directory, LOG_MAPS)
+        if failure != 0:
+            raise OSError(-failure, os.strerror(-failure), data_dir)
+
+    def __dealloc__(self):
+        segment_builder_free(self.builder)
+        pack_builder_free(self.pack)
+        maps_drop_all(&self.maps)
+
+    # ---- what is due ----------------------------------------------------------------------------------------------------------
+
+    def due(self, uint32_t first_slot, uint32_t slots, uint64_t events_max, uint64_t bytes_max, uint64_t age_ms_max, uint64_t now_ms):
+        """Look at some slots: return (the slot to go on at, [(slot, topic id, tail records, tail bytes)]). 0 as a limit: never."""
+        cdef list found = []
+        cdef uint64_t slot = first_slot, high = load_acquire_64(&self.shared.r.control.table_high)
+        cdef TopicView *view = &self.view
+        cdef index_entry entry
+        cdef uint64_t first, count, size
+        while slot < high and slots:
+            slots -= 1
+            slot += 1
+            if load_relaxed_64(&self.shared.r.table[slot - 1].topic_id) == 0 or view_take(&self.shared.r, <uint32_t>(slot - 1), view) != 0:
+                continue
+            first = max(view.earliest, view.sealed_through + 1)
+            if first > view.head:
+                continue
+            count = view.head + 1 - first
+            size = self.tail_bytes(view, first)
+            if not (events_max and count >= events_max) and not (bytes_max and size >= bytes_max):
+                if not age_ms_max or view_flags(&self.shared.r, view, first, 1, &entry) != 0:
+                    continue
+                if not view_still(&self.shared.r, <uint32_t>(slot - 1), view) or entry.ts + age_ms_max > now_ms:
+                    continue
+            found.append((slot - 1, view.topic_id, count, size))
+        return slot, found
+
+    cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil:
+        """About the bytes that are not sealed: all but what the rows say."""
+        cdef const segment_row *rows = <const segment_row *>(self.shared.r.index + view.segments_offset)
+        cdef uint64_t sealed = 0
+        cdef uint32_t number
+        if view.segments_offset + view.segments_len * sizeof(segment_row) > self.shared.r.index_bytes:
+            return 0
+        for number in range(min(view.segments_len, <uint32_t>TAIL_BYTES_ROWS_MAX)):
+            sealed += rows[number].live_bytes
+        if view.bytes > sealed:
+            return view.bytes - sealed
+        return view.bytes // max(view.count, <uint64_t>1) * min(view.count, view.head + 1 - first)
+
+    # ---- build ------------------------------------------------------------------------------------------------------------------
+
+    def begin_pack(self, uint64_t number):
+        """Begin a pack; `seal` with in_pack writes into it."""
+        cdef bytes folder = self.directory + b"/packs"
+        self._check(segment_make_folder(&self.files.table, self.directory, b"packs"))
+        self._check(pack_begin(self.pack, &self.files.table, folder, number))
+        self.pack_number = number
+
+    def pack_bytes(self):
+        """How large the pack is by now."""
+        return pack_bytes(self.pack)
+
+    def finish_pack(self):
+        """Make the pack durable under its name; return its bytes."""
+        cdef uint64_t size = 0
+        self._check(pack_finish(self.pack, &size))
+        return size
+
+    def abort_pack(self):
+        """Give up what was begun."""
+        segment_abort(self.builder)
+        pack_abort(self.pack)
+
+    def seal(self, uint32_t slot, uint64_t topic_id, uint64_t events_max, uint64_t bytes_max, bint in_pack=False):
+        """Seal from the first unsealed seq on, at most about so much: return struct segment_body, or None when nothing can be sealed now.
+
+        Only whole batches that are synced. The row's `live` is the number of records in it. A row without a file stands for a long hole or
+        for records that are all deleted. Raises OSError (EILSEQ: the log is damaged there) and SegmentError.
+        """
+        cdef segment_body body
+        cdef int result
+        cdef char relative[64]
+        memset(&body, 0, sizeof(body))
+        maps_refresh(&self.maps)
+        self.slot, self.topic_id, self.in_pack = slot, topic_id, in_pack
+        self.events_max, self.bytes_max = max(events_max, <uint64_t>1), max(bytes_max, <uint64_t>1)
+        snprintf(relative, 64, b"topics/%02x/%016llx", <unsigned int>(topic_id & 0xFF), <unsigned long long>topic_id)
+        self.folder = self.directory + b"/" + relative[:strlen(relative)]
+        self.directory_bytes, self.folder_bytes = PyBytes_AS_STRING(self.directory), PyBytes_AS_STRING(self.folder)
+        self.reset()
+        with nogil:
+            result = guarded_call(_gather, <void *>self)
+        if result < 0 or self.failure != 0:
+            segment_abort(self.builder)
+            self._check(self.failure if self.failure != 0 else result)
+        if self.hole_to:
+            body.row.first_seq, body.row.last_seq, body.row.flags = self.first_seq, self.hole_to, self.hole_reason << 8 | ROW_HOLES
+            body.row.last_ts = self.last_ts
+            return PyBytes_FromStringAndSize(<char *>&body, sizeof(body))
+        if not self.begun:
+            return None
+        if self.records == 0 and self.holes == 0:
+            segment_abort(self.builder)
+            body.row.first_seq, body.row.last_seq, body.row.last_ts = self.first_seq, self.next_seq - 1, self.last_ts
+            return PyBytes_FromStringAndSize(<char *>&body, sizeof(body))
+        self.finish(&body)
+        return PyBytes_FromStringAndSize(<char *>&body, sizeof(body))
+
+    cdef int finish(self, segment_body *body) except -1:
+        cdef SegmentBuilt built
+        cdef int result
+        with nogil:
+            result = segment_finish(self.builder, &built)
+        if result != 0:
+            segment_abort(self.builder)
+            self._check(result)
+        body.row.first_seq, body.row.last_seq, body.row.last_ts = built.first_seq, built.last_seq, built.last_ts
+        body.row.live = <uint32_t>built.records
+        body.row.live_bytes = built.payload_bytes
+        body.row.file = 1
+        body.row.flags = (ROW_HOLES if built.holes else 0) | (ROW_TAGS if built.postings else 0)
+        body.row.data_at, body.row.index_at, body.row.tags_at = built.data_offset // 8, built.index_offset // 8, built.tags_offset // 8
+        body.file.kind = SEGMENT_KIND_PACK if self.in_pack else SEGMENT_KIND_OWN
+        body.file.topic_id = 0 if self.in_pack else built.topic_id
+        body.file.name = self.pack_number if self.in_pack else built.first_seq
+        body.file.bytes = built.data_bytes + built.index_bytes + built.tags_bytes
+        return 0
+
+    cdef void reset(self) noexcept nogil:
+        self.begun = False
+        self.failure = 0
+        self.records = self.holes = self.payload = 0
+        self.first_seq = self.next_seq = self.last_ts = 0
+        self.hole_to = 0
+        self.frame_last = 0
+        self.pending = 0
+
+    cdef int start(self) noexcept nogil:
+        """Begin the segment with the first thing that goes in."""
+        cdef char relative[64]
+        cdef int result
+        if self.begun:
+            return 0
+        if self.in_pack:
+            result = segment_begin_in_pack(self.builder, self.pack, self.topic_id, self.first_seq)
+        else:
+            snprintf(relative, 64, b"topics/%02x/%016llx", <unsigned int>(self.topic_id & 0xFF), <unsigned long long>self.topic_id)
+            result = segment_make_folder(&self.files.table, self.directory_bytes, relative)
+            if result == 0:
+                result = segment_begin(self.builder, &self.files.table, self.folder_bytes, self.topic_id, self.first_seq, 0)
+        self.begun = result == 0
+        return result
+
+    cdef int put(self) noexcept nogil:
+        """Hand over what has been gathered; its records stand in the log's maps."""
+        cdef int result = self.start()
+        if result == 0 and self.pending:
+            result = segment_add(self.builder, self.gathered, self.pending)
+        self.pending = 0
+        return result
+
+    cdef int gather(self) noexcept nogil:
+        """Go through the tail until a limit is reached. 0 or -errno in `failure`."""
+        cdef int step, tries = 0
+        if view_take(&self.shared.r, self.slot, &self.view) != 0 or self.view.topic_id != self.topic_id:
+            return 0
+        self.first_seq = self.next_seq = max(self.view.earliest, self.view.sealed_through + 1)
+        while self.next_seq <= self.view.head:
+            step = self.chunk()
+            if step < 0:
+                return step
+            if step == STOP_HERE:
+                break
+            if step == STOP_STALE:
+                tries += 1
+                if tries > 100:
+                    return -EAGAIN
+                if view_take(&self.shared.r, self.slot, &self.view) != 0 or self.view.topic_id != self.topic_id:
+                    return -EAGAIN
+                if max(self.view.earliest, self.view.sealed_through + 1) > self.next_seq:
+                    return -EAGAIN    # what comes next has gone: another time
+        return 0
+
+    cdef int chunk(self) noexcept nogil:
+        cdef uint64_t count = min(self.view.head + 1 - self.next_seq, <uint64_t>GATHER), number
+        cdef index_entry *entry
+        cdef int step = 0
+        if view_flags(&self.shared.r, &self.view, self.next_seq, <uint32_t>count, self.entries) != 0:
+            return STOP_STALE
+        if not view_still(&self.shared.r, self.slot, &self.view):
+            return STOP_STALE
+        number = 0
+        while number < count and step == 0:
+            entry = &self.entries[number]
+            if entry.flags & INDEX_HOLE:
+                step = self.hole(entry)
+                break    # it may be longer than the chunk
+            step = self.one(entry)
+            number += 1
+        if self.pending and self.put_failed():
+            return self.failure
+        return step
+
+    cdef bint put_failed(self) noexcept nogil:
+        self.failure = self.put()
+        return self.failure != 0
+
+    cdef int hole(self, const index_entry *entry) noexcept nogil:
+        """A short hole goes into the segment, a long one ends it or is a row of its own."""
+        cdef uint32_t reason, other
+        cdef uint64_t end = view_hole_part(&self.shared.r, &self.view, self.next_seq, &reason), part
+        cdef SegmentRecord *out
+        if end == 0:
+            return STOP_STALE
+        while end < self.view.head:
+            part = view_hole_part(&self.shared.r, &self.view, end + 1, &other)
+            if part == 0 or other != reason:
+                break
+            end = part
+        if not view_still(&self.shared.r, self.slot, &self.view):
+            return STOP_STALE
+        if end - self.next_seq + 1 >= HOLE_ROW_MIN:
+            if not self.begun and self.pending == 0:
+                self.hole_to, self.hole_reason, self.last_ts = end, reason, entry.ts
+            return STOP_HERE
+        out = &self.gathered[self.pending]
+        memset(out, 0, sizeof(SegmentRecord))
+        out.seq, out.ts, out.flags = self.next_seq, max(entry.ts, self.last_ts), INDEX_HOLE | reason << 8
+        out.count = <uint32_t>(end - self.next_seq + 1)
+        self.pending += 1
+        self.holes += out.count
+        self.last_ts = out.ts
+        self.next_seq = end + 1
+        return self.failure if self.put_failed() else 0
+
+    cdef int one(self, const index_entry *entry) noexcept nogil:
+        cdef SegmentRecord *out = &self.gathered[self.pending]
+        cdef const record_entry *record = NULL
+        cdef uint64_t shard = entry.position >> POSITION_BITS, available = 0
+        memset(out, 0, sizeof(SegmentRecord))
+        if self.next_seq > self.frame_last and (self.records >= self.events_max or self.payload >= self.bytes_max):
+            return STOP_HERE
+        if not entry.flags & INDEX_DELETED:
+            if shard >= SHARDS_MAX or entry.flags & INDEX_COPY:
+                return STOP_HERE    # ephemeral, or a router's copy
+            record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
+            if record == NULL:
+                return self.maps.failure
+            if self.next_seq > self.frame_last:
+                if not self.locate(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
+                    return self.failure if self.failure != 0 else STOP_HERE
+            out.entry = record
+        out.seq, out.ts, out.flags, out.count = self.next_seq, entry.ts, entry.flags & INDEX_DELETED, 1
+        self.pending += 1
+        self.last_ts = entry.ts
+        self.next_seq += 1
+        if record != NULL:
+            self.records += 1
+            self.payload += entry.bytes
+        return 0
+
+    cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
+        """Find the frame around a record and verify it: what is sealed gets a checksum of its own, so it must be right."""
+        cdef const uint8_t *base = NULL
+        cdef const frame_header *frame
+        cdef uint64_t back = sizeof(frame_header), size = 0, synced
+        cdef uint32_t number
+        cdef Map *map
+        for number in range(self.maps.count):
+            map = &self.maps.list[number]
+            if map.shard == shard and map.first_position <= position < map.first_position + map.bytes:
+                base, size = map.base, map.bytes
+        if base == NULL:
+            return False
+        synced = load_acquire_64(&self.shared.r.control.shards[shard].synced)
+        while <uint64_t>(record - base) >= back:
+            frame = <const frame_header *>(record - back)
+            if frame.magic == FRAME_MAGIC and frame.position == position - back and frame.topic_id == self.topic_id and frame.type == FRAME_APPEND \
+                    and frame.base_seq <= self.next_seq < frame.base_seq + frame.count:
+                if frame_check(frame, size - <uint64_t>(<const uint8_t *>frame - base)) != FRAME_VALID:
+                    self.failure = -EILSEQ
+                    return False
+                if frame.position + frame.length > synced:
+                    return False
+                self.frame_last = frame.base_seq + frame.count - 1
+                return True
+            back += 8
+        self.failure = -EILSEQ
+        return False
+
+    cdef int _check(self, int result) except -1:
+        if result < 0:
+            raise OSError(-result, os.strerror(-result), os.fsdecode(self.directory))
+        if result > 0:
+            raise SegmentError(result, os.fsdecode(self.directory))
+        return 0
+
+    def sweep(self):
+        """Unmap what is retired; return how many maps went."""
+        return maps_drop_retired(&self.maps) + sealed_sweep(&self.shared.r)
+
+
+cdef int _gather(void *argument) noexcept nogil:
+    return (<Sealer>argument).gather()

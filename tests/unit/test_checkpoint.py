@@ -1,0 +1,322 @@
+"""A start from a snapshot finds what a start from the whole log would find, and what nobody needs any more is gone from the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.in_process import Library
+from topicsd import snapshot
+from topicsd._native.log_walk import LogFormatError
+from topicsd.segments.fsck import fsck
+
+LOG_FILE_BYTES = 1 << 16
+Make = Callable[..., Library]
+
+
+def fill(engine: Library, name: str, count: int, size: int = 10, **record: Any) -> None:
+    engine.append(name, [{"data": "x" * size, **record} for _ in range(count)])
+
+
+def seen(engine: Library) -> dict[str, Any]:
+    return {name: (engine.read_all(name), engine.state(name), engine.call({"op": "topic.seal", "topic": name})) for name in engine.names()}
+
+
+def numbers(page: dict[str, Any]) -> list[int]:
+    return [record["$seq"] for record in page["records"]]
+
+
+def snapshots(engine: Library) -> list[Path]:
+    return [snapshot.path_of(Path(engine.directory), number) for number in snapshot.numbers(Path(engine.directory))]
+
+
+def test_a_start_from_a_snapshot_finds_what_the_log_says(engine: Library, clock: FakeClock) -> None:
+    engine.put("plain", cap_records=50)
+    engine.put("times", ttl_ms=5000)
+    engine.put("queue", type="queue", dead_letter="plain")
+    for n in range(30):
+        fill(engine, "plain", 3, tag=f"t{n % 4}")
+        fill(engine, "times", 2)
+        fill(engine, "queue", 1)
+        clock.advance(300)
+        engine.engine.tick()
+    engine.seal("plain", 20)
+    engine.delete("plain", match=["tag", "Eq", "t1"])
+    fill(engine, "plain", 5, tag="t1")
+    before = seen(engine)
+    engine.checkpoint()
+    for restart in (engine.kill, engine.stop, engine.kill):
+        restart()
+        assert seen(engine) == before
+    assert engine.delete("plain", match=["tag", "Eq", "t1"])["deleted"] == 5
+    fill(engine, "plain", 1)
+    assert engine.state("plain")["head"] == before["plain"][1]["head"] + 1
+    after = seen(engine)
+    engine.kill()
+    assert seen(engine) == after
+    assert engine.store.degraded == []
+
+
+def test_what_follows_a_snapshot_is_replayed(engine: Library) -> None:
+    engine.put("t")
+    fill(engine, "t", 5)
+    engine.checkpoint()
+    fill(engine, "t", 5)
+    engine.delete("t", before_seq=4)
+    engine.put("new")
+    engine.drop("t")
+    engine.put("t")
+    fill(engine, "t", 2)
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+    assert engine.names() == ["new", "t"]
+
+
+def test_a_known_key_is_known_after_a_snapshot(engine: Library, clock: FakeClock) -> None:
+    first = engine.append("t", [{"data": 1}], key="k")
+    engine.checkpoint()
+    engine.kill()
+    again = engine.append("t", [{"data": 1}], key="k")
+    assert (again["deduped"], again["first_seq"]) == (True, first["first_seq"])
+    clock.advance(10 * 60_000)
+    assert not engine.append("t", [{"data": 1}], key="k")["deduped"]
+
+
+def test_ids_are_not_used_twice_after_a_snapshot(engine: Library) -> None:
+    epochs = set()
+    for _ in range(4):
+        engine.put("t")
+        epochs.add(engine.state("t")["epoch"])
+        engine.drop("t")
+        engine.checkpoint()
+        engine.kill()
+    assert len(epochs) == 4
+
+
+def test_the_log_goes_once_everything_is_sealed_and_two_snapshots_stand(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    engine.put("t")
+    for _ in range(40):
+        fill(engine, "t", 10, 1000)
+    files = engine.log_files()
+    assert files > 5
+    engine.checkpoint()
+    engine.checkpoint()
+    assert engine.log_files() == files  # the tail needs it
+    before = engine.read_all("t")
+    engine.seal("t", 100)
+    engine.checkpoint()
+    assert engine.log_files() == files  # the older snapshot's tail needs it
+    engine.checkpoint()
+    assert engine.log_files() <= 3
+    assert len(snapshots(engine)) == 2
+    for restart in (engine.kill, engine.stop, engine.reboot):
+        restart()
+        assert engine.read_all("t")[0] == before[0]
+        fill(engine, "t", 1)
+        before = engine.read_all("t")
+    assert engine.store.degraded == []
+
+
+def test_log_files_are_archived_where_that_is_wanted(make: Make, tmp_path: Path) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES, archive=tmp_path / "archive")
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    files = engine.log_files()
+    engine.seal("t")
+    engine.checkpoint()
+    engine.checkpoint()
+    archived = list((tmp_path / "archive" / "shard-00").glob("*.log"))
+    assert archived
+    assert len(archived) + engine.log_files() == files
+
+
+def test_segments_without_a_row_go_when_no_snapshot_leads_there(engine: Library) -> None:
+    engine.put("t", cap_records=10)
+    fill(engine, "t", 20)
+    engine.seal("t", 10)
+    directory = Path(engine.directory)
+    assert len(list(directory.glob("topics/*/*/*.data"))) == 1
+    fill(engine, "t", 20)
+    assert engine.rows("t") == []
+    engine.checkpoint()
+    assert len(list(directory.glob("topics/*/*/*"))) == 3
+    engine.kill()  # who waits to be removed is in the snapshot
+    engine.checkpoint()
+    assert list(directory.glob("topics/*/*/*")) == []
+    engine.kill()
+    assert engine.state("t")["count"] == 10
+    assert engine.store.degraded == []
+
+
+def test_marks_of_deleted_records_stand_in_the_snapshot(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for _ in range(20):
+        engine.append("t", [{"data": "x" * 1000, "tag": "a"}, {"data": "y" * 1000, "tag": "b"}] * 5)
+    engine.seal("t")
+    engine.delete("t", match=["tag", "Eq", "a"])
+    engine.checkpoint()
+    engine.checkpoint()
+    assert engine.log_files() <= 3
+    engine.kill()
+    assert [record["tag"] for record in engine.read_all("t")[0]] == ["b"] * 100
+    assert engine.state("t")["count"] == 100
+    assert engine.delete("t", match=["tag", "Eq", "b"])["deleted"] == 100
+
+
+def test_a_damaged_snapshot_costs_nothing_while_there_is_an_older_one(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for _ in range(4):
+        for _ in range(10):
+            fill(engine, "t", 10, 1000)
+        engine.seal("t")
+        engine.checkpoint()
+    fill(engine, "t", 3)
+    before = engine.read_all("t")
+    newest = snapshots(engine)[-1]
+    raw = bytearray(newest.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    newest.write_bytes(raw)
+    engine.kill()
+    assert engine.read_all("t") == before
+    assert any("its checksum differs" in what for what in engine.store.degraded)
+
+
+def test_without_any_snapshot_a_whole_log_is_replayed_and_a_truncated_one_is_refused(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    fill(engine, "t", 5)
+    engine.checkpoint()
+    before = engine.read_all("t")
+    for path in snapshots(engine):
+        path.unlink()
+    engine.kill()
+    assert engine.read_all("t") == before
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.seal("t")
+    engine.checkpoint()
+    engine.checkpoint()
+    for path in snapshots(engine):
+        path.unlink()
+    files = engine.log_files()
+    with pytest.raises(LogFormatError, match="Put a snapshot back"):
+        engine.kill()
+    assert engine.log_files() == files
+
+
+def test_a_snapshot_of_a_newer_version_is_refused(engine: Library) -> None:
+    fill(engine, "t", 1)
+    engine.checkpoint()
+    snapshot.write(Path(engine.directory), engine.store.files, {"number": 9, "moment": []}, [])
+    path = snapshot.path_of(Path(engine.directory), 9)
+    raw = path.read_bytes().replace(b'"version":1', b'"version":2')[:-16]
+    path.write_bytes(raw + hashlib.blake2b(raw, digest_size=16).digest())
+    with pytest.raises(LogFormatError, match="format version 2"):
+        engine.kill()
+
+
+def test_ephemeral_records_leave_in_a_snapshot_what_they_leave_in_the_log(make: Make) -> None:
+    one, other = make(), make()
+    for engine in (one, other):
+        engine.put("all", durability="ephemeral")
+        engine.put("mixed", durability="ephemeral")
+        for name in ("all", "mixed"):
+            fill(engine, name, 5)
+        engine.put("mixed", durability="disk")
+        fill(engine, "mixed", 4)
+    one.checkpoint()
+    for engine in (one, other):
+        engine.kill()
+    assert seen(one) == seen(other)
+
+
+def test_holes_and_floors_stand_in_the_snapshot(engine: Library, clock: FakeClock) -> None:
+    engine.put("t", ttl_ms=1000)
+    fill(engine, "t", 3)
+    clock.advance(1001)
+    engine.engine.tick()
+    fill(engine, "t", 3)
+    engine.reboot()  # jumps: a hole
+    fill(engine, "t", 2)
+    before = seen(engine)
+    engine.checkpoint()
+    engine.kill()
+    assert seen(engine) == before
+
+
+def test_damage_in_a_tail_below_the_snapshot_is_told(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for n in range(6):
+        engine.append("t", [{"data": {"n": n}}])
+    engine.checkpoint()
+    path = sorted((Path(engine.directory) / "log" / "shard-00").glob("*.log"))[0]
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b'{"n":3}')
+    raw[at + 5] ^= 1
+    path.write_bytes(raw)
+    engine.kill()
+    records, tombstones = engine.read_all("t")
+    assert [record["$seq"] for record in records] == [1, 2, 3, 5, 6]
+    assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in tombstones] == [(4, 4, "corrupt")]
+    assert engine.state("t")["count"] == 5
+    assert engine.store.degraded
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_routers_go_on_from_a_snapshot(make: Make, guarantee: str) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    engine.put("a", cap_records=20)
+    engine.route("a", "b", guarantee=guarantee)
+    engine.route("b", "c", filter=["tag", "Eq", "x"])
+    for n in range(30):
+        engine.append("a", [{"data": {"n": n}, "tag": "x" if n % 2 else "y"}])
+    engine.checkpoint()
+    for n in range(30, 60):
+        engine.append("a", [{"data": {"n": n}, "tag": "x" if n % 2 else "y"}])
+    before, routers = seen(engine), [engine.router(name) for name in engine.routers()]
+    engine.kill()
+    assert seen(engine) == before
+    assert [engine.router(name) for name in engine.routers()] == routers
+    engine.append("a", [{"data": {"n": 60}, "tag": "x"}])
+    assert (engine.state("b")["count"], engine.state("c")["count"]) == (61, 31)
+    if guarantee == "exactly_once":
+        origins = [json.dumps(record["meta"]) for record in engine.read_all("b", include_meta=True)[0] if "meta" in record]
+        assert len(set(origins)) == len(origins)
+
+
+def test_no_log_file_goes_into_which_a_copy_points(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    engine.put("a")
+    engine.route("a", "b")
+    for _ in range(20):
+        fill(engine, "a", 10, 1000)
+    engine.seal("a")
+    before = engine.read_all("b")
+    for _ in range(3):
+        engine.checkpoint()
+    engine.kill()
+    assert engine.read_all("b") == before
+    assert engine.store.degraded == []
+
+
+def test_fsck_knows_where_a_truncated_log_begins(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.seal("t")
+    engine.checkpoint()
+    engine.checkpoint()
+    engine.store.close()
+    report = fsck(Path(engine.directory))
+    assert (report.problems, report.refused) == ([], [])
+    assert report.segments > 0
+    for path in snapshots(engine):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert len(fsck(Path(engine.directory)).problems) == 3

@@ -1,0 +1,245 @@
+"""Records that stand in segments are read, deleted, evicted and expired as if they stood in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.in_process import Library
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def library(tmp_path: Path, clock: FakeClock) -> Iterator[Library]:
+    made = Library(str(tmp_path), clock)
+    yield made
+    made.close()
+
+
+def fill(library: Library, name: str, count: int, batch: int = 4, **record: Any) -> None:
+    for first in range(1, count + 1, batch):
+        library.append(name, [{"data": {"n": n}, **record} for n in range(first, min(first + batch, count + 1))])
+
+
+def numbers(page: dict[str, Any]) -> list[int]:
+    return [record["$seq"] for record in page["records"]]
+
+
+def test_a_diff_crosses_from_segments_into_the_tail_without_a_seam(library: Library) -> None:
+    library.put("t")
+    fill(library, "t", 40)
+    before = library.diff("t")
+    library.seal("t", 10)
+    fill(library, "t", 8)
+    assert library.rows("t") == [(1, 12), (13, 24), (25, 36), (37, 40)]
+    after = library.diff("t")
+    assert after["records"][:40] == before["records"]
+    assert numbers(after) == list(range(1, 49))
+    assert numbers(library.diff("t", 11, limit=3)) == [12, 13, 14]
+    assert numbers(library.diff("t", 38)) == [39, 40, *range(41, 49)]
+
+
+def test_a_sealed_topic_costs_no_tail_index(library: Library) -> None:
+    library.put("t")
+    fill(library, "t", 5000, 500)
+    assert library.reader.diff is not None
+    library.seal("t")
+    assert library.rows("t") == [(1, 5000)]
+    assert numbers(library.diff("t", 4990)) == list(range(4991, 5001))
+    assert library.state("t")["count"] == 5000
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_restart_finds_the_segments_again(library: Library, pack: bool) -> None:
+    library.put("t")
+    fill(library, "t", 20, tag="x")
+    library.seal("t", 8, pack)
+    fill(library, "t", 4)
+    seen, state = library.diff("t"), library.state("t")
+    rows = library.rows("t")
+    assert rows
+    for restart in (library.kill, library.stop):
+        restart()
+        assert library.rows("t") == rows
+        assert library.diff("t") == seen
+        assert library.state("t") == state
+
+
+def test_deletes_by_tag_reach_sealed_records(library: Library) -> None:
+    library.put("t")
+    for n in range(12):
+        library.append("t", [{"data": n, "tag": "even" if n % 2 == 0 else f"odd:{n}"}])
+    library.seal("t", 5)
+    assert library.delete("t", match=["tag", "Eq", "even"])["deleted"] == 6
+    assert numbers(library.diff("t")) == [2, 4, 6, 8, 10, 12]
+    assert library.delete("t", match=["tag", "Eq", "even"])["deleted"] == 0
+    library.kill()
+    assert numbers(library.diff("t")) == [2, 4, 6, 8, 10, 12]
+    assert library.delete("t", before_seq=9, match=["tag", "Glob", "odd:*"])["deleted"] == 4
+    assert numbers(library.diff("t")) == [10, 12]
+    assert library.state("t")["count"] == 2
+
+
+def test_what_was_deleted_while_the_keeper_built_is_not_seen_again(library: Library) -> None:
+    library.put("t")
+    for n in range(6):
+        library.append("t", [{"data": n, "tag": "a" if n == 2 else "b"}])
+    library.sequencer.sync()
+    slot = library.sequencer.find(b"t")
+    topic_id = library.sequencer.topic(slot)["topic_id"]
+    body = library.sealing().sealer.seal(slot, topic_id, 1000, 1 << 30)
+    assert body is not None
+    library.delete("t", match=["tag", "Eq", "a"])
+    assert library.engine.segments.publish(slot, topic_id, body) == "published"
+    for _ in range(2):
+        assert numbers(library.diff("t")) == [1, 2, 4, 5, 6]
+        assert library.state("t")["count"] == 5
+        library.kill()
+
+
+def test_a_cap_evicts_sealed_records_exactly(library: Library) -> None:
+    library.put("t", cap_records=10)
+    fill(library, "t", 10, 2)
+    library.seal("t", 3)
+    library.append("t", [{"data": 11}])
+    page = library.diff("t")
+    assert (numbers(page), page["earliest_seq"], page["tombstone"]["gap_to"]) == (list(range(2, 12)), 2, 1)
+    library.put("t", cap_records=2)
+    assert numbers(library.diff("t")) == [10, 11]
+    assert library.rows("t") == [(9, 10)]
+    library.kill()
+    assert numbers(library.diff("t")) == [10, 11]
+
+
+def test_records_expire_in_segments(library: Library, clock: FakeClock) -> None:
+    library.put("t", ttl_ms=1000)
+    fill(library, "t", 6)
+    library.seal("t")
+    clock.advance(600)
+    fill(library, "t", 2)
+    clock.advance(500)
+    page = library.diff("t")
+    assert (numbers(page), page["earliest_seq"], page["tombstone"]["reason"]) == ([7, 8], 7, "ttl")
+    library.engine.tick()
+    assert library.rows("t") == []
+    assert library.state("t")["count"] == 2
+
+
+def test_a_diff_begins_at_a_time_in_a_segment(library: Library, clock: FakeClock) -> None:
+    library.put("t")
+    times = []
+    for n in range(10):
+        times.append(clock.wall_ms())
+        library.append("t", [{"data": n}])
+        clock.advance(100)
+    library.seal("t", 3)
+    library.append("t", [{"data": 10}])
+    for n, ts in enumerate(times):
+        assert numbers(library.diff("t", from_ts=ts))[0] == n + 1
+        assert numbers(library.diff("t", from_ts=ts + 1))[0] == n + 2
+
+
+def test_a_removed_topic_takes_its_segments_with_it(library: Library) -> None:
+    library.put("t")
+    fill(library, "t", 8)
+    library.seal("t", 4)
+    library.drop("t")
+    assert len(library.engine.segments.collect()) == 2
+    assert library.shared.get("segments") == 0
+
+
+def test_a_flipped_bit_in_a_segment_is_told_and_the_rest_is_served(library: Library, tmp_path: Path) -> None:
+    library.put("t")
+    fill(library, "t", 8)
+    library.seal("t")
+    data = next(tmp_path.glob("topics/*/*/*.data"))
+    raw = bytearray(data.read_bytes())
+    at = raw.index(b'{"n":5}')
+    raw[at + 5] ^= 1
+    data.write_bytes(raw)
+    library.kill()
+    records, tombstones = library.read_all("t")
+    assert [record["$seq"] for record in records] == [1, 2, 3, 4, 6, 7, 8]
+    assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in tombstones] == [(5, 5, "corrupt")]
+
+
+def test_a_round_packs_little_tails_and_gives_large_ones_files_of_their_own(library: Library, clock: FakeClock, tmp_path: Path) -> None:
+    for n in range(20):
+        library.append(f"small{n}", [{"data": n}, {"data": "x"}])
+    library.append("large", [{"data": "y" * 3000} for _ in range(10)])
+    library.sequencer.sync()
+    rounds = library.sealing(age_ms_max=1000, pack_below_bytes=10_000)
+    assert rounds.round(clock.wall_ms()).segments == 0
+    clock.advance(1000)
+    done = rounds.round(clock.wall_ms())
+    assert (done.segments, done.records, done.packs, done.failed) == (21, 50, 1, [])
+    assert len(list(tmp_path.glob("packs/*.pack"))) == 1
+    assert len(list(tmp_path.glob("topics/*/*/*.data"))) == 1
+    for _ in range(2):
+        assert [len(library.diff(f"small{n}")["records"]) for n in range(20)] == [2] * 20
+        assert len(library.diff("large")["records"]) == 10
+        library.kill()
+
+
+def test_a_long_hole_is_a_row_without_a_file(library: Library) -> None:
+    library.put("t")
+    library.append("t", [{"data": 1}])
+    library.reboot()  # the topic jumps to its ceiling
+    library.append("t", [{"data": 2}])
+    page = library.diff("t", 1)
+    library.seal("t")
+    assert library.rows("t")[0] == (1, 1)
+    assert len(library.rows("t")) == 3
+    assert library.diff("t", 1) == page
+    library.kill()
+    assert library.diff("t", 1) == page
+
+
+def test_a_restart_that_numbers_files_anew_reads_no_map_of_the_old_ones(library: Library) -> None:
+    library.append("a", [{"data": 1}])
+    library.seal("a")
+    assert len(library.diff("a")["records"]) == 1
+    library.append("b", [{"data": 2}, {"data": 3}])
+    library.drop("a")
+    library.kill()
+    library.seal("b")
+    assert [record["data"] for record in library.diff("b")["records"]] == [2, 3]
+    assert library.diff("b")["tombstone"] is None
+
+
+def test_a_router_copies_from_segments_too(library: Library) -> None:
+    fill(library, "t", 8, tag="x")
+    library.seal("t", 4)
+    fill(library, "t", 2)
+    library.route("t", "copy", from_seq=2)
+    expected = [(record["data"], record["tag"]) for record in library.diff("t", 2)["records"] if "tag" in record]
+    for _ in range(2):
+        records = library.diff("copy")["records"]
+        assert [record["data"] for record in records] == [record["data"] for record in library.diff("t", 2)["records"]]
+        assert [(record["data"], record["tag"]) for record in records if "tag" in record] == expected
+        library.kill()
+
+
+def test_what_is_live_above_a_seq_is_counted_over_segments(library: Library, clock: FakeClock) -> None:
+    for n in range(12):
+        library.append("t", [{"data": "x" * n, "tag": "odd" if n % 2 else "even"}])
+        clock.advance(10)
+    library.seal("t", 5)
+    library.append("t", [{"data": "y"}])
+    library.delete("t", match=["tag", "Eq", "odd"])
+    slot = library._slot("t")
+    live = [(record["$seq"], record["$ts"]) for record in library.diff("t")["records"]]
+    for seq in range(14):
+        counted, _size, oldest = library.reader.live_after(slot, seq, clock.wall_ms())
+        above = [each for each in live if each[0] > seq]
+        assert (counted, oldest) == (len(above), above[0][1] if above else 0)
+    for seq, ts in live:
+        assert library.reader.seq_at(slot, ts, clock.wall_ms()) == seq

@@ -1,0 +1,290 @@
+"""Checkpoints: a snapshot of the tables, and then the files that nobody needs any more (ARCHITECTURE section 5).
+
+A checkpoint is one moment: nothing is in flight, all that was written is synced, and the tables hold exactly what the log says up to its end.
+They are packed at once (no file is touched then); writing the snapshot and removing files is the business of another thread. Two snapshots are
+kept. A log file goes when it ends below what both need, a segment's files when no row of both leads there: so a damaged snapshot costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from topicsd import snapshot
+from topicsd._native import checkpoint, file_ops, log_walk, seal_core
+from topicsd._native.log_walk import LogFormatError
+from topicsd.engine.segments import PACK
+from topicsd.segments.names import PACKS, Name, topic_folder
+from topicsd.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from topicsd.store import Store
+
+MIB = 1 << 20
+KEPT = 2
+REMOVED_AT_ONCE = 64  # files in one step of the thread: the next step sees that the server ends
+
+log = logging.getLogger("topicsd.checkpoint")
+Json = dict[str, Any]
+FileName = tuple[int, int, int, int]  # kind, topic id (0 for a pack), name, edition
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When a checkpoint is due. 0: that never counts."""
+
+    log_bytes: int = 64 * MIB  # written since the last one; never less than the snapshot itself has
+    every_ms: int = 60_000  # at most so often, and only if it would let files go
+    archive: Path | None = None  # log files are moved there instead of removed
+
+
+class Waiting(NamedTuple):
+    """A segment's files that wait to be removed."""
+
+    until: int  # number of the first snapshot without it
+    number: int  # in the table of segment files; 0: not in it
+    file: FileName
+
+
+@dataclass
+class Loaded:
+    """What a start takes from a snapshot. Without one: the beginning of the log."""
+
+    moment: list[int]
+    snapshot: Snapshot | None = None
+    wrong: list[str] = field(default_factory=list)
+    corrupt: int = 0  # records whose bytes stand in damaged ranges of the log
+    damages: list[list[log_walk.Damage]] = field(default_factory=list)  # by shard, below the moment
+
+
+class Checkpoints:
+    """Take snapshots, and let go of what is older. One thread, the writer's; `threaded`: files are another's."""
+
+    def __init__(self, store: Store, options: CheckpointOptions) -> None:
+        self.store, self.options = store, options
+        self.path = store.path
+        self.next_number = max(snapshot.numbers(self.path), default=0) + 1
+        self.kept: list[tuple[int, list[int]]] = []  # (number, by shard: the position from which its log is needed), oldest first
+        self.waiting: deque[Waiting] = deque()
+        self.moment: list[int] = []
+        self.taken_ms = store.clock.mono_ms()
+        self.published = 0
+        self.size = 0
+        self.removed_log_files = self.removed_segment_files = 0
+        self.failed: str | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint") if store.threaded else None
+        self._running: Future[None] | None = None
+        self._then: Callable[[], None] | None = None
+        self._gone: dict[int, int] = {}  # by shard: log files below this position are removed
+
+    # ---- when ------------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Go on with what is under way, or begin a checkpoint that is due."""
+        if self._running is not None:
+            if not self._running.done():
+                return
+            running, self._running = self._running, None
+            then, self._then = self._then, None
+            try:
+                running.result()
+            except OSError as wrong:
+                self.failed = str(wrong)
+                log.error("checkpoint: %s", wrong)
+                return
+            self.failed = None
+            if then is not None:
+                then()
+            return
+        if self.due():
+            self.take()
+
+    def due(self) -> bool:
+        """Tell whether it is time."""
+        store, options = self.store, self.options
+        if any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
+            return False
+        grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
+        if options.log_bytes and grown >= max(options.log_bytes, self.size):
+            return True
+        return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= options.every_ms and self._would_free()
+
+    def _would_free(self) -> bool:
+        segments = self.store.engine.segments
+        lags = len(self.kept) < KEPT or self.kept[0][1] != self.kept[-1][1]
+        return segments.published != self.published or bool(segments.collect()) or bool(self.waiting) or (lags and segments.published > 0)
+
+    # ---- take ------------------------------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Pack the tables as they stand now and have them written."""
+        store, number = self.store, self.next_number
+        store.sequencer.sync()
+        if not store.sequencer.quiet() or any(store.sequencer.is_poisoned(shard) for shard in range(len(store.shards))):
+            return
+        self.next_number += 1
+        self.taken_ms, self.published = store.clock.mono_ms(), store.engine.segments.published
+        self._note_retired(number)
+        packed = checkpoint.pack(store.sequencer)
+        moment = [shard.written_position for shard in store.shards]
+        needed = [end if low is None else min(low, end) for low, end in zip(packed.needed, moment, strict=False)]
+        engine = store.engine
+        header = {
+            "number": number, "moment": moment, "needed": needed, "wall_ms": store.clock.wall_ms(), "next_topic_id": engine.next_topic_id,
+            "id_ceiling": engine.id_ceiling, "retired": [[each.until, *each.file] for each in self.waiting],
+        }  # fmt: skip
+        sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
+        sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
+        self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed))
+
+    def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
+        if self._pool is not None:
+            self._then = then
+            self._running = self._pool.submit(job)
+            return
+        job()
+        if then is not None:
+            then()
+
+    def _note_retired(self, number: int) -> None:
+        segments = self.store.engine.segments
+        for gone in segments.collect():
+            self.waiting.append(Waiting(number, gone[0], gone[1:]))
+        segments.retired.clear()
+
+    def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]]) -> None:
+        self.size = snapshot.write(self.path, self.store.files, header, sections)
+
+    def _written(self, number: int, moment: list[int], needed: list[int]) -> None:
+        """The snapshot is durable: what only older ones needed may go."""
+        self.moment = moment
+        self.kept.append((number, needed))
+        del self.kept[:-KEPT]
+        self._let_go()
+
+    # ---- let go ------------------------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        oldest = self.kept[0][0] if len(self.kept) >= KEPT else 0
+        files: list[tuple[Path, Path | None]] = []
+        snapshots = [path_number for path_number in snapshot.numbers(self.path) if path_number < self.kept[0][0]] if oldest else []
+        if oldest:
+            files += self._segments_to_go(oldest) + self._log_to_go()
+        files += [(snapshot.path_of(self.path, number), None) for number in snapshots]
+        if files:
+            self._do(lambda: self._remove(files), None)
+
+    def _segments_to_go(self, oldest: int) -> list[tuple[Path, Path | None]]:
+        going: list[tuple[Path, Path | None]] = []
+        segments, announced = self.store.engine.segments, False
+        while self.waiting and self.waiting[0].until <= oldest:
+            gone = self.waiting.popleft()
+            if gone.file not in segments.files:
+                going += [(path, None) for path in files_of(self.path, gone.file)]
+                self.removed_segment_files += 1
+            if gone.number:
+                seal_core.free_file(self.store.sequencer, gone.number)
+            announced = True
+        if announced:
+            seal_core.announce_retired(self.store.shared)
+        return going
+
+    def _log_to_go(self) -> list[tuple[Path, Path | None]]:
+        """Log files that end below what each kept snapshot needs. A process that still maps one keeps its pages until it lets go."""
+        going: list[tuple[Path, Path | None]] = []
+        for number, shard in enumerate(self.store.shards):
+            below = min((needed[number] if number < len(needed) else 0) for _snapshot, needed in self.kept)
+            folder = Path(os.fsdecode(shard.directory))
+            for first in checkpoint.retire_log(self.store.shared, number, below):
+                if first >= self._gone.get(number, 0):
+                    self._gone[number] = first + 1
+                    archive = self.options.archive
+                    going.append((folder / f"{first:020d}.log", archive / folder.name / f"{first:020d}.log" if archive else None))
+                    self.removed_log_files += 1
+        if going:
+            seal_core.announce_retired(self.store.shared)
+        return going
+
+    def _remove(self, files: list[tuple[Path, Path | None]]) -> None:
+        for path, archived in files:
+            if archived is None:
+                file_ops.remove(self.store.files, path)
+                continue
+            archived.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                file_ops.move_across(self.store.files, path, archived)
+
+    # ---- start -----------------------------------------------------------------------------------------------------------------
+
+    def load(self) -> Loaded:
+        """Put back what the newest usable snapshot holds. Raises LogFormatError when there is none and the log does not begin at its beginning."""
+        store = self.store
+        try:
+            found, wrong = snapshot.newest(self.path)
+        except snapshot.NewerSnapshotError as newer:
+            raise LogFormatError(str(newer)) from None
+        firsts = [log_walk.list_files(os.fsencode(shard.directory)) for shard in store.shards]
+        if found is None:
+            self._refuse_truncated(firsts, wrong)
+            return Loaded([0] * len(store.shards), None, wrong, 0, [[] for _shard in store.shards])
+        moment = [*found.header["moment"], *([0] * len(store.shards))][: len(store.shards)]
+        loaded = Loaded(moment, found, wrong)
+        for number, shard in enumerate(store.shards):
+            checkpoint.show_files(store.shared, number, [(file.first_position, file.bytes) for file in firsts[number]])
+            loaded.damages.append(self._check_log(shard.directory, number, firsts[number], moment[number], found))
+        self._load_sections(found, loaded)
+        self.moment = moment
+        self.kept = [(found.number, [*found.header["needed"]])]
+        self.waiting = deque(Waiting(until, 0, (kind, topic, name, edition)) for until, kind, topic, name, edition in found.header["retired"])
+        return loaded
+
+    def _refuse_truncated(self, firsts: list[list[log_walk.LogFile]], wrong: list[str]) -> None:
+        gone = [files[0].path for files in firsts if files and files[0].first_position > 0]
+        if gone:
+            raise LogFormatError(
+                f"{os.fsdecode(gone[0])} is the first file of the log, and there is no snapshot of what stood before it"
+                f" ({'; '.join(wrong) or 'none in ' + str(self.path / snapshot.FOLDER)}). Put a snapshot back from a backup, or the log files"
+                " before it (TOPICS_LOG_ARCHIVE_DIR); nothing has been changed"
+            )
+
+    def _check_log(self, directory: Any, number: int, files: list[log_walk.LogFile], moment: int, found: Snapshot) -> list[log_walk.Damage]:
+        """Verify what tails need of the log below the moment."""
+        needed = found.header["needed"][number] if number < len(found.header["needed"]) else 0
+        first = max((file.first_position for file in files if file.first_position <= needed), default=needed)
+        if first >= moment:
+            return []
+        report = log_walk.check(directory, number, files=self.store.files, from_position=first, known=moment)
+        return [damage for damage in report.damaged if damage.position < moment]
+
+    def _load_sections(self, found: Snapshot, loaded: Loaded) -> None:
+        store = self.store
+        engine = store.engine
+        ranges = [[(each.position, each.position + each.bytes) for each in damages] for damages in loaded.damages]
+        loader = checkpoint.Loader(store.sequencer, engine.segments.file_of, loaded.moment, ranges)
+        loader.load(found.sections["topics"])
+        loaded.corrupt = loader.corrupt
+        engine.loaded(found.header["next_topic_id"], loader.with_ttl, loader.with_floor)
+        for section in (engine.routers, *engine.sections):
+            for row in snapshot.rows_of(found.sections.get(section.name, memoryview(b""))):
+                section.load(row)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+
+def files_of(data_dir: Path, file: FileName) -> list[Path]:
+    """Return the paths of a segment's files."""
+    kind, topic_id, name, edition = file
+    if kind == PACK:
+        return [data_dir / PACKS / f"{name:020d}.pack"]
+    named = Name(data_dir / topic_folder(topic_id), topic_id, name, edition)
+    return [named.path(part) for part in ("data", "index", "tags", "flags")]

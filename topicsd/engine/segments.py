@@ -1,0 +1,157 @@
+"""Sealed ranges: what the writer decides about them (ARCHITECTURE section 5).
+
+The keeper builds segments of what it sees and hands their rows over; here a row is checked, logged and published. From its FRAME_SEGMENT on the
+records of its range stand in the segment; replay of the frame does the same. A delete of sealed records is a bit in the row's marks; it becomes
+a flag byte in the file only at a checkpoint, after the marks stand in a snapshot: so no file says more than what replay starts from.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from topicsd._native import seal_core
+from topicsd.engine import frames
+
+if TYPE_CHECKING:
+    from topicsd.engine.engine import Answer, Engine
+
+Json = dict[str, Any]
+OWN, PACK = 1, 2
+_ROW = struct.Struct("<QQQQIIIIIIII")
+_FILE = struct.Struct("<QQQQQIIIIQ")
+CODES = {
+    seal_core.PUBLISHED: "published",
+    seal_core.DEAD: "dead",
+    seal_core.OUT_OF_ORDER: "out_of_order",
+    seal_core.BROKEN: "broken",
+    seal_core.NO_MEMORY: "no_memory",
+}
+
+
+class Body(NamedTuple):
+    """The fields of a struct segment_body that Python looks at."""
+
+    first_seq: int
+    last_seq: int
+    has_file: bool
+    kind: int
+    topic_id: int  # 0 for a pack
+    name: int
+    edition: int
+    live: int
+
+
+def parse_body(raw: bytes) -> Body:
+    """Decode a struct segment_body."""
+    row, file = _ROW.unpack_from(raw), _FILE.unpack_from(raw, _ROW.size)
+    return Body(row[0], row[1], row[6] != 0, file[7], file[1], file[2], file[3], row[4])
+
+
+class Segments:
+    """Publish, replay and retire. One thread, the writer's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.exists: Callable[[tuple[int, int, int, int]], bool] = lambda _file: True  # the store sets it
+        self.files: dict[tuple[int, int, int, int], int] = {}  # (kind, topic id, name, edition) -> number in the shared table
+        self.wanted: dict[int, int] = {}  # slot -> topic id: somebody has asked for these to be sealed now
+        self.retired: list[tuple[int, int, int, int, int]] = []  # (number, kind, topic id, name, edition): no row leads there any more
+        self.published = 0  # rows, since the start
+        self.not_taken: list[str] = []  # replay: rows whose files are not what they should be; their records stay in the log
+
+    def commands(self) -> dict[str, Any]:
+        """Return the commands by name."""
+        return {"segment.publish": self._publish, "segment.wanted": self._wanted, "topic.seal": self._seal}
+
+    # ---- live --------------------------------------------------------------------------------------------------------------------
+
+    def _publish(self, command: Json) -> Answer:
+        codes = [self.publish(slot, topic_id, bytes.fromhex(row)) for slot, topic_id, row in command["rows"]]
+        return _answer({"codes": codes})
+
+    def publish(self, slot: int, topic_id: int, body: bytes) -> str:
+        """Check, log and apply one row; return what came of it."""
+        sequencer = self.engine.sequencer
+        topic = sequencer.topic(slot)
+        if topic["topic_id"] != topic_id:
+            return CODES[seal_core.DEAD]
+        code = seal_core.admits(sequencer, slot, body)
+        if code == seal_core.PUBLISHED and not self._is_there(body):
+            code = seal_core.BROKEN
+        if code == seal_core.PUBLISHED:
+            self.published += 1
+            first_seq = int.from_bytes(body[:8], "little")
+            sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, first_seq, self.engine.clock.wall_ms(), body, True)
+            code = self._apply(slot, body)
+        return CODES[code]
+
+    def _is_there(self, body: bytes) -> bool:
+        """What the row leads to stands on the disk: a row is never published for files that have gone meanwhile."""
+        parsed = parse_body(body)
+        return not parsed.has_file or self.exists((parsed.kind, parsed.topic_id, parsed.name, parsed.edition))
+
+    def file_of(self, body: bytes) -> int:
+        """Return the number of the file that a row leads into, 0 when the table of files is full."""
+        parsed = parse_body(body)
+        key = (parsed.kind, parsed.topic_id, parsed.name, parsed.edition)
+        number = self.files.get(key, 0) or seal_core.take_file(self.engine.sequencer, body)
+        if number:
+            self.files[key] = number
+        return number
+
+    def _apply(self, slot: int, body: bytes) -> int:
+        sequencer, parsed = self.engine.sequencer, parse_body(body)
+        number = 0
+        key = (parsed.kind, parsed.topic_id, parsed.name, parsed.edition)
+        if parsed.has_file:
+            number = self.file_of(body)
+            if not number:
+                return seal_core.NO_MEMORY
+        code = seal_core.publish(sequencer, slot, body, number)
+        if code != seal_core.PUBLISHED and number and not seal_core.file_rows(sequencer, number):
+            del self.files[key]
+            seal_core.free_file(sequencer, number)
+        return code
+
+    def _seal(self, command: Json) -> Answer:
+        """Ask the keeper for a topic; answer how far it is sealed and how far it could be."""
+        slot = self.engine.existing(command["topic"])
+        topic = self.engine.sequencer.topic(slot)
+        if command.get("ask", True):
+            self.wanted[slot] = topic["topic_id"]
+        sealed = seal_core.sealed_through(self.engine.sequencer, slot)
+        return _answer({"sealed_seq": sealed, "head_seq": topic["head"], "earliest_seq": topic["earliest"], "epoch": topic["topic_id"]})
+
+    def _wanted(self, _command: Json) -> Answer:
+        wanted, self.wanted = self.wanted, {}
+        return _answer({"topics": list(wanted.items())})
+
+    # ---- files that go -------------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> list[tuple[int, int, int, int, int]]:
+        """Take note of the files that no row leads into any more; return all that wait to be removed."""
+        for gone in seal_core.take_retired(self.engine.sequencer):
+            self.files.pop(gone[1:], None)
+            self.retired.append(gone)
+        return self.retired
+
+    # ---- replay ----------------------------------------------------------------------------------------------------------------------
+
+    def replay(self, slot: int, topic_id: int, body: bytes) -> None:
+        """Do again what a FRAME_SEGMENT did. A row whose file is not there leaves its records where they are: in the log."""
+        code = seal_core.admits(self.engine.sequencer, slot, body)
+        if code == seal_core.PUBLISHED and not self._is_there(body):
+            code = seal_core.BROKEN
+        if code == seal_core.PUBLISHED:
+            code = self._apply(slot, body)
+        if code not in (seal_core.PUBLISHED, seal_core.DEAD):
+            parsed = parse_body(body)
+            self.not_taken.append(f"topic {topic_id}, seqs {parsed.first_seq}-{parsed.last_seq}: {CODES[code]}")
+
+
+def _answer(body: Json) -> Answer:
+    from topicsd.engine.engine import Answer
+
+    return Answer(body)

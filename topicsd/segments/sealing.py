@@ -1,0 +1,154 @@
+"""When to seal and into what: the keeper's round over all topics; the same in one process for tests (ARCHITECTURE section 5).
+
+Much of one topic becomes a segment with files of its own, little of many topics becomes a pack: a topic of few records must not cost files for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topicsd._native.sealer import Sealer
+from topicsd._native.segment import SegmentError
+from topicsd.segments.names import PACKS
+
+MIB = 1 << 20
+Row = tuple[int, int, bytes]  # slot, topic id, struct segment_body
+Publish = Callable[[list[Row]], list[str]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When a tail is due and how much goes into a segment. 0: that limit never counts."""
+
+    events_max: int = 262_144
+    bytes_max: int = 64 * MIB
+    age_ms_max: int = 3_600_000
+    pack_below_bytes: int = MIB  # a smaller tail goes into a pack
+    pack_bytes_max: int = 64 * MIB
+    pack_rows_max: int = 16_384
+    publish_rows_max: int = 64  # rows in one command: the writer's step stays short
+
+
+@dataclass
+class Done:
+    """What a round did."""
+
+    segments: int = 0
+    records: int = 0
+    packs: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)  # topics whose log is not what it should be
+
+
+class Rounds:
+    """Go over all topics and seal what is due. One thread. `publish` hands rows to the writer and returns a word for each."""
+
+    def __init__(self, sealer: Sealer, data_dir: str, publish: Publish, policy: Policy) -> None:
+        self.sealer = sealer
+        self.publish = publish
+        self.policy = policy
+        # Never one that a snapshot may still name as to be removed.
+        self.pack_number = max(self._last_pack(data_dir), time.time_ns() // 1_000_000)
+        self.done = Done()
+        self.skipped: set[tuple[int, int]] = set()  # their log is damaged: until the next start they are left where they are
+        self.alive: Callable[[], bool] = lambda: True
+
+    @staticmethod
+    def _last_pack(data_dir: str) -> int:
+        try:
+            names = [path.name for path in (Path(data_dir) / PACKS).iterdir()]
+        except FileNotFoundError:
+            return 0
+        return max((int(name[:20]) for name in names if name[:20].isdigit()), default=0)
+
+    def round(self, now_ms: int) -> Done:
+        """Seal everything that is due now."""
+        self.done = Done()
+        policy, slot, small = self.policy, 0, []
+        while self.alive():
+            after, due = self.sealer.due(slot, 4096, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            for found, topic_id, _records, size in due:
+                if (found, topic_id) in self.skipped:
+                    continue
+                if size >= policy.pack_below_bytes:
+                    self.seal(found, topic_id, now_ms)
+                else:
+                    small.append((found, topic_id))
+            if len(small) >= policy.pack_rows_max or after == slot:
+                self._pack(small)
+                small = []
+            if after == slot:
+                return self.done
+            slot = after
+        return self.done
+
+    def seal(self, slot: int, topic_id: int, now_ms: int) -> None:
+        """Seal a topic's tail in segments with files of their own, as long as it is due."""
+        policy = self.policy
+        while self.alive():
+            body = self._one(slot, topic_id)
+            if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
+                return
+            _after, due = self.sealer.due(slot, 1, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            if not due:
+                return
+
+    def seal_all(self, slot: int, topic_id: int) -> None:
+        """Seal whatever of a topic can be sealed: somebody asked."""
+        while self.alive():
+            body = self._one(slot, topic_id)
+            if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
+                return
+
+    def _pack(self, small: list[tuple[int, int]]) -> None:
+        policy, at = self.policy, 0
+        while at < len(small) and self.alive():
+            self.pack_number += 1
+            rows: list[Row] = []
+            begun = False
+            slot = topic_id = 0
+            try:
+                self.sealer.begin_pack(self.pack_number)
+                begun = True
+                while at < len(small) and len(rows) < policy.pack_rows_max and self.sealer.pack_bytes() < policy.pack_bytes_max:
+                    slot, topic_id = small[at]
+                    at += 1
+                    body = self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, policy.bytes_max or 1 << 40, True)
+                    if body is not None:
+                        rows.append((slot, topic_id, body))
+                if not any(body[40:44] != b"\0\0\0\0" for _slot, _id, body in rows):
+                    self.sealer.abort_pack()
+                else:
+                    size = self.sealer.finish_pack().to_bytes(8, "little")
+                    rows = [(slot, topic_id, body[:96] + size + body[104:]) for slot, topic_id, body in rows]  # file.bytes: the pack's
+                    self.done.packs += 1
+            except (OSError, SegmentError) as wrong:
+                self.done.failed.append(f"topic {topic_id}: {wrong}")
+                self.skipped.add((slot, topic_id))
+                if begun:
+                    self.sealer.abort_pack()
+                continue
+            for first in range(0, len(rows), policy.publish_rows_max):
+                self._publish(rows[first : first + policy.publish_rows_max])
+
+    def _one(self, slot: int, topic_id: int) -> bytes | None:
+        policy = self.policy
+        try:
+            return self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, policy.bytes_max or 1 << 40)
+        except (OSError, SegmentError) as wrong:
+            self.done.failed.append(f"topic {topic_id}: {wrong}")
+            self.skipped.add((slot, topic_id))
+            return None
+
+    def _publish(self, rows: list[Row]) -> list[str]:
+        codes = self.publish(rows)
+        for code, (_slot, _topic_id, body) in zip(codes, rows, strict=True):
+            if code == "published":
+                self.done.segments += 1
+                self.done.records += int.from_bytes(body[32:36], "little")
+            else:
+                self.done.refused[code] = self.done.refused.get(code, 0) + 1
+        return codes
