@@ -10,6 +10,7 @@ import click
 
 import topicsd
 from topicsd.cli.dump import dump
+from topicsd.cli.export import export
 from topicsd.cli.fsck import fsck
 
 
@@ -19,6 +20,7 @@ def main() -> None:
 
 
 main.add_command(dump)
+main.add_command(export)
 main.add_command(fsck)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from topicsd._native.segment import SegmentError, header_of
 from topicsd._native.segment_scan import COLUMN_NAMES
+from topicsd.lake import manifest as manifests
 from topicsd.lake.pieces import OnCorrupt, Piece, Reader
 from topicsd.segments import names
 from topicsd.segments.names import Place
@@ -74,6 +75,16 @@ def _with_range(place: Place) -> Place:
     return place
 
 
+def pieces_of(directory: Path) -> Iterator[Piece]:
+    """Pieces of an export by its newest manifest, or of a directory of segments. Raises ManifestError, OSError, FileNotFoundError."""
+    newest = manifests.latest(directory)
+    if newest is None:
+        yield from pieces_by_names(directory)
+        return
+    for name in sorted(newest.topics):
+        yield from newest.topics[name].pieces(directory)
+
+
 def scan(
     path: str | Path,
     columns: Sequence[str] = COLUMN_NAMES,
@@ -94,5 +105,5 @@ def scan(
 
     wanted = [topics] if isinstance(topics, str) else None if topics is None else list(topics)
     reader = Reader(columns, since=epoch_ms(since), until=epoch_ms(until), on_corrupt=on_corrupt, rows_max=rows_max)
-    pieces = (piece for piece in pieces_by_names(Path(path)) if matches(piece.topic, wanted))
+    pieces = (piece for piece in pieces_of(Path(path)) if matches(piece.topic, wanted))
     return pyarrow.RecordBatchReader.from_batches(reader.schema, reader.read(pieces))

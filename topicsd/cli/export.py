@@ -1,0 +1,45 @@
+"""`topicsd export`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+EXIT_FAILED = 2
+
+
+@click.command()
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path, file_okay=False), help="directory of the export; it is made")
+@click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
+@click.option("--topics", help="names, or prefixes with * at their end, with commas between them [all]")
+@click.option("--since", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="leave out the seqs that this manifest has")
+@click.option("--prune", is_flag=True, help="leave out what the source no longer has, and remove files that no kept manifest needs")
+@click.option("--follow", is_flag=True, help="go on until SIGTERM or Ctrl-C")
+@click.option("--interval-ms", type=click.IntRange(min=1), default=10_000, show_default=True, help="time between two runs of --follow")
+def export(target: Path, data_dir: Path, topics: str | None, since: Path | None, prune: bool, follow: bool, interval_ms: int) -> None:
+    """Copy the sealed segments of a data directory, in use or not, and write a manifest. One line of JSON a run. Exit 2: nothing was committed."""
+    import orjson
+
+    from topicsd._native.segment import SegmentError
+    from topicsd.lake import manifest
+    from topicsd.lake.export import Exporter, VerifyError
+    from topicsd.lake.sources import DirectorySource
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT) if follow else ():
+        signal.signal(number, lambda _number, _frame: stop.set())
+    wanted = [name.strip() for name in topics.split(",")] if topics else None
+    try:
+        base = manifest.parse(since.read_bytes(), since) if since else None
+        while True:
+            report = Exporter(DirectorySource(data_dir), target, topics=wanted, since=base, prune=prune, quiet=follow).run()
+            click.echo(orjson.dumps(report.line()))
+            if not follow or stop.wait(interval_ms / 1000):
+                return
+    except (OSError, SegmentError, VerifyError, manifest.ManifestError) as wrong:
+        click.echo(f"topicsd: {wrong}", err=True)
+        sys.exit(EXIT_FAILED)

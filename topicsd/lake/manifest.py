@@ -1,0 +1,214 @@
+"""Manifests of an export (docs/format/export.md): which seqs of which topic stand in which file. One is written a run, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from topicsd.lake.pieces import Piece
+from topicsd.segments.names import Place, Spot
+
+FORMAT, FORMAT_VERSION = "topicsd-export", 1
+MANIFESTS, PARTS = "manifests", "parts"
+_NAME = re.compile(r"(\d{20})\.jsonl")
+
+
+class ManifestError(Exception):
+    """Say why a manifest can not be used."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seqs first_seq .. last_seq of a topic, in the segment segment_first .. segment_last whose parts stand in `file`."""
+
+    first_seq: int
+    last_seq: int
+    segment_first: int
+    segment_last: int
+    first_ts: int
+    last_ts: int
+    records: int  # of the whole segment, as are all figures: live ones
+    deleted: int
+    holes: int
+    payload_bytes: int
+    corrupt_first: int  # of the first damaged range; 0: none
+    corrupt_seqs: int
+    file: str
+    data_offset: int
+    index_offset: int
+    tags_offset: int
+    end_offset: int
+    data_xxh3: str
+    parts_xxh3: str  # of all bytes from data_offset to end_offset
+    stamp: str  # of the source's file: while it stays the segment is not read again
+
+    def place(self, root: Path, epoch: int) -> Place:
+        """Where a reader finds it."""
+        path = root / self.file
+        data, index, tags = (Spot(path, offset) for offset in (self.data_offset, self.index_offset, self.tags_offset))
+        return Place(data, index, tags, epoch, self.segment_first, self.segment_last, self.index_offset - self.data_offset)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic's rows, ascending, without overlap. `epoch` is its topic id: a topic that is made again under its name has another."""
+
+    name: str
+    epoch: int
+    rows: tuple[Row, ...]
+
+    @property
+    def next_seq(self) -> int:
+        return self.rows[-1].last_seq + 1 if self.rows else 1
+
+    @property
+    def first_seq(self) -> int:
+        return self.rows[0].first_seq if self.rows else 1
+
+    def line(self) -> bytes:
+        """Its line of the manifest."""
+        figures = {name: sum(getattr(row, name) for row in self.rows) for name in ("records", "deleted", "holes", "payload_bytes", "corrupt_seqs")}
+        head = {"topic": self.name, "epoch": f"{self.epoch:016x}", "first_seq": self.first_seq, "next_seq": self.next_seq}
+        times = {"first_ts": self.rows[0].first_ts, "last_ts": self.rows[-1].last_ts} if self.rows else {}
+        return orjson.dumps(head | times | figures | {"segments": [asdict(row) for row in self.rows]}) + b"\n"
+
+    def pieces(self, root: Path, first_seq: int = 0, end_seq: int | None = None) -> Iterator[Piece]:
+        """What a reader of first_seq .. end_seq - 1 reads; what no segment holds inside of that is a gap. first_seq 0: from the first one on."""
+        at, end = first_seq or self.first_seq, self.next_seq if end_seq is None else end_seq
+        for row in self.rows:
+            first, last = max(row.first_seq, at), min(row.last_seq, end - 1)
+            if first > last:
+                continue
+            if first > at:
+                yield Piece(self.name, at, first - 1, None, "missing")
+            yield Piece(self.name, first, last, row.place(root, self.epoch))
+            at = last + 1
+        if at < end:
+            yield Piece(self.name, at, end - 1, None, "missing")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an export holds after one run."""
+
+    number: int
+    run: str
+    written_ms: int
+    topics: dict[str, Topic] = field(default_factory=dict)
+
+    def raw(self) -> bytes:
+        """The file's bytes."""
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "number": self.number, "run": self.run, "written_ms": self.written_ms}
+        body = b"".join([orjson.dumps(head) + b"\n", *(self.topics[name].line() for name in sorted(self.topics))])
+        end = {"end": True, "topics": len(self.topics), "xxh3": xxhash.xxh3_64_hexdigest(body)}
+        return body + orjson.dumps(end) + b"\n"
+
+    def files(self) -> set[str]:
+        """The files that it needs."""
+        return {row.file for topic in self.topics.values() for row in topic.rows}
+
+
+def parse(raw: bytes, where: object = "manifest") -> Manifest:
+    """Read and verify a manifest. Raises ManifestError."""
+    cut = raw.rfind(b"\n", 0, len(raw) - 1) + 1
+    try:
+        head, end = orjson.loads(raw[: raw.index(b"\n")]), orjson.loads(raw[cut:])
+        if head["format"] != FORMAT:
+            raise ManifestError(f"{where}: not a manifest of an export")
+        if head["format_version"] > FORMAT_VERSION:
+            raise ManifestError(f"{where}: format version {head['format_version']}, this version knows {FORMAT_VERSION}")
+        if end.get("end") is not True or end["xxh3"] != xxhash.xxh3_64_hexdigest(raw[:cut]):
+            raise ManifestError(f"{where}: damaged: its checksum differs")
+        topics = {}
+        for line in raw[:cut].splitlines()[1:]:
+            told = orjson.loads(line)
+            topics[told["topic"]] = Topic(told["topic"], int(told["epoch"], 16), tuple(_row(row) for row in told["segments"]))
+        return Manifest(head["number"], head["run"], head["written_ms"], topics)
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise ManifestError(f"{where}: damaged: {wrong}") from wrong
+
+
+_FIELDS = [one.name for one in fields(Row)]
+
+
+def _row(told: dict[str, Any]) -> Row:
+    return Row(**{name: told[name] for name in _FIELDS})
+
+
+def path_of(root: Path, number: int) -> Path:
+    """The file of a manifest."""
+    return root / MANIFESTS / f"{number:020d}.jsonl"
+
+
+def numbers(root: Path) -> list[int]:
+    """The numbers of all manifests, ascending."""
+    folder = root / MANIFESTS
+    found = (_NAME.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted(int(name[1]) for name in found if name)
+
+
+def latest(root: Path) -> Manifest | None:
+    """The newest manifest, None when there is none. Raises ManifestError when it is damaged: an older one would bring back what has been pruned."""
+    found = numbers(root)
+    return parse(path_of(root, found[-1]).read_bytes(), path_of(root, found[-1])) if found else None
+
+
+def commit(root: Path, manifest: Manifest) -> bool:
+    """Make a manifest the newest one; False when another run has taken its number. Raises OSError."""
+    final = path_of(root, manifest.number)
+    unfinished = final.with_name(f"{final.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(manifest.raw())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(unfinished, final)  # a rename would replace what another run has written meanwhile
+        except FileExistsError:
+            return False
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync_folder(final.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a directory durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def without(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:
+    """What of `rows` no seq of `taken` covers, cut where it must be."""
+    cuts = sorted((row.first_seq, row.last_seq) for row in taken)
+    for row in rows:
+        at = row.first_seq
+        for first, last in cuts:
+            if last < at or first > row.last_seq:
+                continue
+            if first > at:
+                yield replace(row, first_seq=at, last_seq=first - 1)
+            at = last + 1
+        if at <= row.last_seq:
+            yield replace(row, first_seq=at)
+
+
+def merged(old: Topic | None, new: Topic) -> Topic:
+    """A topic's rows after a run: those of the run, and the old ones where it has none. The later epoch alone counts."""
+    if old is None or old.epoch < new.epoch:
+        return new
+    if old.epoch > new.epoch:
+        return old
+    rows = sorted([*new.rows, *without(old.rows, new.rows)], key=lambda row: row.first_seq)
+    return Topic(new.name, new.epoch, tuple(rows))
