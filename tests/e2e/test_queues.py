@@ -209,3 +209,61 @@ def test_a_delayed_job_alone_in_its_queue_is_delivered_on_time_after_a_restart(l
     [job] = claim(server, "q", wait_ms=20_000)
     assert job["data"] == 1
     assert 3.9 < time.time() - begun < 5.0 + max(server.start_s - 4.0, 0.0)
+
+
+def test_a_stream_that_nobody_reads_holds_a_few_megabytes_of_jobs_and_gives_them_back(server: Server) -> None:
+    make(server, "q")
+    with server.line() as line:
+        for number in range(30):
+            insist(line, "POST", at("q"), as_json({"records": [{"data": "x" * 500_000}] * 2, "idempotency_key": str(number)}))
+    stream = open_stream(server, "q", "node=slow&max=1000&lease_ms=600000")
+    assert eventually(lambda: counters(server, "q")["in_flight"] > 0, 10.0)
+    time.sleep(1.0)
+    held = counters(server, "q")["in_flight"]
+    assert held <= 40, f"{held} jobs of 500 kB wait for a client that does not read"
+    stream.close()
+    assert eventually(lambda: counters(server, "q") == {"ready": 60, "in_flight": 0, "dead_lettered": 0}, 10.0)
+
+
+def test_a_claim_of_large_jobs_is_no_larger_than_a_page(server: Server) -> None:
+    make(server, "q")
+    with server.line() as line:
+        for number in range(15):
+            insist(line, "POST", at("q"), as_json({"records": [{"data": "x" * 990_000}], "idempotency_key": str(number)}))
+    assert len(claim(server, "q", max=100)) == 9
+    assert len(claim(server, "q", max=100)) == 6
+
+
+def test_a_tenth_of_the_streams_closed_at_random_loses_no_job(server: Server) -> None:
+    """Forty streams in two worker processes, closed and opened again while jobs come: each job is acked once, none is left."""
+    make(server, "q", lease_ms=600_000)
+    done: set[int] = set()
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        while len(done) < 400:
+            with open_stream(server, "q", f"node=n{number}&max=3") as stream, stream.makefile("rb") as lines, server.line() as line:
+                stream.settimeout(1.0)
+                for _ in range(3 + number % 5):
+                    try:
+                        while not (text := lines.readline()).startswith(b'data: {"topic"'):
+                            if not text:
+                                return
+                    except OSError:
+                        break
+                    seq = json.loads(text[6:])["$seq"]
+                    if insist(line, "POST", at("q", "ack"), as_json({"node": f"n{number}", "seqs": [seq]}))[0].json["acked"]:
+                        with lock:
+                            assert seq not in done
+                            done.add(seq)
+
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(40)]
+    for thread in workers:
+        thread.start()
+    for number in range(40):
+        post(server, at("q"), records=[{"data": n} for n in range(10)])
+        time.sleep(0.02 * (number % 3))
+    assert eventually(lambda: len(done) == 400, 60.0), f"{len(done)} {counters(server, 'q')}"
+    for thread in workers:
+        thread.join(10.0)
+    assert eventually(lambda: counters(server, "q") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}, 10.0)

@@ -80,10 +80,13 @@ def check(library: Library, workers: Workers, model: QueueModel) -> None:
     assert [record["$seq"] for record in library.read_all("q")[0]] == sorted(model.jobs)
 
 
-@given(STEPS, st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 8]), st.sampled_from(["memory", "disk", "fsync"]))
-def test_a_queue_does_what_the_model_does(steps: list[tuple[Any, ...]], max_deliveries: int, cap_records: int, durability: str) -> None:
+SHARDS = st.sampled_from([1, 3])  # of one, or of several: a queue and its dead letters are then in different ones
+
+
+@given(STEPS, st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 8]), st.sampled_from(["memory", "disk", "fsync"]), SHARDS)
+def test_a_queue_does_what_the_model_does(steps: list[tuple[Any, ...]], max_deliveries: int, cap_records: int, durability: str, shards: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        library = Library(folder, FakeClock())
+        library = Library(folder, FakeClock(), shards=shards)
         library.put(
             "q", type="queue", max_deliveries=max_deliveries, dead_letter="dead" if max_deliveries else None, cap_records=cap_records,
             durability=durability,
@@ -98,13 +101,13 @@ def test_a_queue_does_what_the_model_does(steps: list[tuple[Any, ...]], max_deli
         library.close()
 
 
-@given(STEPS, st.integers(0, 7), st.integers(0, 10_000))
-def test_after_a_power_cut_no_acked_job_comes_back_and_none_is_lost(steps: list[tuple[Any, ...]], seed: int, cut: int) -> None:
+@given(STEPS, st.integers(0, 7), st.integers(0, 10_000), SHARDS)
+def test_after_a_power_cut_no_acked_job_comes_back_and_none_is_lost(steps: list[tuple[Any, ...]], seed: int, cut: int, shards: int) -> None:
     """Class fsync: what was acked or appended stays so; what was leased or delivered may be forgotten (D §10.6)."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
         files = FaultyFiles(Path(folder))
         clock = FakeClock()
-        library = Library(folder, clock, files=files)
+        library = Library(folder, clock, files=files, shards=shards)
         library.put("q", type="queue", max_deliveries=2, dead_letter="dead", durability="fsync")
         library.put("dead", durability="fsync")
         workers, model = Workers(library), QueueModel(2)
@@ -126,7 +129,7 @@ def test_after_a_power_cut_no_acked_job_comes_back_and_none_is_lost(steps: list[
         dead_at_most = next((dead for at, _, _, dead in moments if at >= call), moments[-1][3])
         gone_at_most = next((gone for at, gone, _, _ in moments if at >= call), moments[-1][1])
 
-        again = Library(other, clock, boot=b"c" * 16)
+        again = Library(other, clock, boot=b"c" * 16, shards=shards)
         live = {record["$seq"] for record in again.read_all("q")[0]}
         letters = [int(each["meta"]["$dead_letter_src_seq"]) for each in again.read_all("dead")[0]]
 
