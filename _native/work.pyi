@@ -42,6 +42,9 @@ def record_text(reader: Reader, slot: int, topic_id: int, seq: int, now_ms: int)
 def live_of(reader: Reader, slot: int, topic_id: int, seqs: Sequence[int], now_ms: int) -> int:
     """Count the seqs whose records are still there. Raises Gone, Busy, IoError."""
 
+def glance(shared: Shared, slot: int, topic_id: int) -> tuple[int, int] | None:
+    """Return (ready jobs, claim window in ms) of a queue, None when the slot holds another topic, or no queue. A hint: nothing is locked."""
+
 def leases_in_flight(shared: Shared) -> int:
     """Sum up the leased jobs of all queues."""
 

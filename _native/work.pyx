@@ -234,6 +234,16 @@ def live_of(Reader reader not None, uint32_t slot, uint64_t topic_id, seqs, uint
         buffer_free(&out)
 
 
+def glance(Shared shared not None, uint32_t slot, uint64_t topic_id):
+    cdef const topic_slot *topic
+    if slot >= shared.r.topics_max:
+        return None
+    topic = &shared.r.table[slot]
+    if load_relaxed_64(&topic.topic_id) != topic_id or topic.config.type != TOPIC_QUEUE:
+        return None
+    return load_relaxed_64(&topic.queue_ready), topic.config.claim_jitter_ms
+
+
 def leases_in_flight(Shared shared not None):
     cdef uint64_t slot, total = 0
     cdef const topic_slot *topic

@@ -74,7 +74,7 @@ class Context:
     started_ns: int  # when the server started, CLOCK_MONOTONIC
     sessions: Any = None  # topicsd._native.sessions.Sessions
     claim_turns: Turns = field(default_factory=Turns)  # who of this worker may look for jobs of a queue
-    work_streams: set[Any] = field(default_factory=set)  # of topicsd.api.work.WorkStream
+    work_streams: dict[bytes, Any] = field(default_factory=dict)  # topicsd.api.work.QueueStreams by queue
     feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them

@@ -105,7 +105,7 @@ class Granted:
     still: list[bool]  # of the jobs that a work stream believed to hold
 
 
-async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, left: asyncio.Task[None] | None = None) -> Granted | None:
+async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, left: asyncio.Future[None] | None = None) -> Granted | None:
     """Claim once from the queue that has the name now; None: the client has left, and nothing is leased to it.
 
     `asked`: the arguments of work.encode_claim but for the topic id. Raises TopicNotFound, NotAQueue, StorageReadOnly, NotReady, Pressure.
@@ -129,7 +129,7 @@ async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, lef
 
 
 async def _answer_of(
-    context: Context, exchange: Exchange, token: int, future: asyncio.Future[Completion], left: asyncio.Task[None] | None
+    context: Context, exchange: Exchange, token: int, future: asyncio.Future[Completion], left: asyncio.Future[None] | None
 ) -> tuple[Completion, bool]:
     """Await the answer of a claim; a client that leaves meanwhile leaves its cohort. The second value tells of it."""
     done, _ = await asyncio.wait((future,), timeout=PROMPT_S)
