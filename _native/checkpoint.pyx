@@ -262,6 +262,9 @@ cdef class Packed:
         cdef uint32_t number
         if own == NULL or own.outlets == NULL:
             return
+        note = (<Outlets *>own.outlets).merged
+        for number in range(note.count if note != NULL else 0):
+            self.points_at(note.entries[number].position)
         note = (<Outlets *>own.outlets).oldest
         while note != NULL:
             for number in range(note.count):

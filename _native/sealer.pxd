@@ -5,13 +5,14 @@
 #
 # Nothing here changes a shared word. What was deleted after the look is found by the writer when it publishes (sealed_topic.pxd).
 # Sealed are whole batches only (so the next seal begins at a frame), and only what is synced: a segment is never more durable than its log was.
-# A router's copy is not sealed yet: it and what follows stay in the tail, and the log file that it points into stays.
+# A router's copy is sealed as its readers see it, so that its source's log may go. One that says where it comes from (exactly once) is not sealed:
+# it and what follows stay in the tail, and the log file that it points into stays.
 #
 # Owner: one thread, the keeper's.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.files cimport FileSystem
-from topicsd._native.layout cimport index_entry, segment_body
+from topicsd._native.layout cimport index_entry, record_entry, segment_body
 from topicsd._native.maps cimport Maps
 from topicsd._native.regions cimport Shared
 from topicsd._native.segment_build cimport SegmentBuilder, SegmentRecord
@@ -44,6 +45,10 @@ cdef class Sealer:
     cdef index_entry entries[GATHER]
     cdef SegmentRecord gathered[GATHER]
     cdef uint64_t pending
+    cdef uint8_t *copy                # a router's copy as its readers see it
+    cdef uint64_t copy_room
+    cdef uint32_t copy_shard          # the frame that was verified last for a copy
+    cdef uint64_t copy_first, copy_end
 
     cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil
     cdef int finish(self, segment_body *body) except -1
@@ -56,4 +61,6 @@ cdef class Sealer:
     cdef int hole(self, const index_entry *entry) noexcept nogil
     cdef int one(self, const index_entry *entry) noexcept nogil
     cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
+    cdef const record_entry *shown(self, const record_entry *record, uint32_t flags) noexcept nogil
+    cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
     cdef int _check(self, int result) except -1

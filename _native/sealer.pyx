@@ -3,18 +3,22 @@
 import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EILSEQ
+from libc.errno cimport EAGAIN, EILSEQ, ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memset, strlen
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset, strlen
 
 from topicsd._native.atomics cimport load_acquire_64, load_relaxed_64
 from topicsd._native.files cimport FileSystem
-from topicsd._native.frame cimport FRAME_VALID, frame_check
+from topicsd._native.frame cimport (
+    FRAME_VALID, align8, entry_bytes, entry_data, entry_meta, entry_node, entry_tag, frame_check,
+)
 from topicsd._native.index cimport view_flags, view_hole_part
 from topicsd._native.layout cimport (
-    FRAME_APPEND, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_HOLE, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_TAGS, SEGMENT_KIND_OWN,
-    SEGMENT_KIND_PACK, SHARDS_MAX, frame_header, index_entry, record_entry, segment_body, segment_row,
+    ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, FRAME_APPEND, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_DROP_NODE,
+    INDEX_DROP_TAG, INDEX_HOLE, INDEX_ORIGIN, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_TAGS, SEGMENT_KIND_OWN, SEGMENT_KIND_PACK,
+    SHARDS_MAX, entry_ext, frame_header, index_entry, record_entry, segment_body, segment_row,
 )
 from topicsd._native.maps cimport Map, guarded_call, map_at, maps_drop_all, maps_drop_retired, maps_init, maps_refresh
 from topicsd._native.regions cimport Shared
@@ -56,6 +60,7 @@ cdef class Sealer:
         segment_builder_free(self.builder)
         pack_builder_free(self.pack)
         maps_drop_all(&self.maps)
+        free(self.copy)
 
     # ---- what is due ----------------------------------------------------------------------------------------------------------
 
@@ -184,6 +189,7 @@ cdef class Sealer:
         self.hole_to = 0
         self.frame_last = 0
         self.pending = 0
+        self.copy_first = self.copy_end = 0
 
     cdef int start(self) noexcept nogil:
         """Begin the segment with the first thing that goes in."""
@@ -291,12 +297,19 @@ cdef class Sealer:
         if self.next_seq > self.frame_last and (self.records >= self.events_max or self.payload >= self.bytes_max):
             return STOP_HERE
         if not entry.flags & INDEX_DELETED:
-            if shard >= SHARDS_MAX or entry.flags & INDEX_COPY:
-                return STOP_HERE    # ephemeral, or a router's copy
+            if shard >= SHARDS_MAX or entry.flags & INDEX_ORIGIN:
+                return STOP_HERE    # ephemeral, or a copy whose meta stands nowhere as it is shown
             record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
             if record == NULL:
                 return self.maps.failure
-            if self.next_seq > self.frame_last:
+            if entry.flags & INDEX_COPY:
+                if not self.locate_copy(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
+                    return self.failure if self.failure != 0 else STOP_HERE
+                if entry.flags & (INDEX_DROP_NODE | INDEX_DROP_TAG):
+                    record = self.shown(record, entry.flags)
+                    if record == NULL:
+                        return -ENOMEM
+            elif self.next_seq > self.frame_last:
                 if not self.locate(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
                     return self.failure if self.failure != 0 else STOP_HERE
             out.entry = record
@@ -307,7 +320,72 @@ cdef class Sealer:
         if record != NULL:
             self.records += 1
             self.payload += entry.bytes
+        if record == <const record_entry *>self.copy and self.put_failed():    # before the next one is written over it
+            return self.failure
         return 0
+
+    cdef const record_entry *shown(self, const record_entry *record, uint32_t flags) noexcept nogil:
+        """The record as readers of the copy see it; good until the next call. NULL: memory is short."""
+        cdef uint64_t bytes = entry_bytes(record)
+        cdef record_entry *out
+        cdef uint8_t *at
+        if bytes > self.copy_room:
+            free(self.copy)
+            self.copy = <uint8_t *>malloc(bytes)
+            self.copy_room = bytes if self.copy != NULL else 0
+            if self.copy == NULL:
+                return NULL
+        memset(self.copy, 0, bytes)
+        out = <record_entry *>self.copy
+        at = self.copy + sizeof(record_entry)
+        out.length_flags = record.length_flags & ENTRY_FLAG_EXT
+        if out.length_flags:
+            memcpy(at, record + 1, sizeof(entry_ext))
+            at += sizeof(entry_ext)
+        if not flags & INDEX_DROP_NODE:
+            out.node_bytes = record.node_bytes
+            out.length_flags |= record.length_flags & ENTRY_FLAG_EMPTY_NODE
+            memcpy(at, entry_node(record), record.node_bytes)
+            at += record.node_bytes
+        if not flags & INDEX_DROP_TAG:
+            out.tag_bytes = record.tag_bytes
+            out.length_flags |= record.length_flags & ENTRY_FLAG_EMPTY_TAG
+            memcpy(at, entry_tag(record), record.tag_bytes)
+            at += record.tag_bytes
+        out.meta_bytes, out.data_bytes = record.meta_bytes, record.data_bytes
+        memcpy(at, entry_meta(record), record.meta_bytes)
+        at += record.meta_bytes
+        memcpy(at, entry_data(record), record.data_bytes)
+        at += record.data_bytes
+        out.length_flags |= <uint32_t>align8(at - self.copy)
+        return out
+
+    cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
+        """The same for a router's copy: the frame is its source's, and may hold records of other topics' seqs."""
+        cdef const uint8_t *base = NULL
+        cdef const frame_header *frame
+        cdef uint64_t back = sizeof(frame_header), size = 0
+        cdef uint32_t number
+        cdef Map *map
+        if shard == self.copy_shard and self.copy_first <= position < self.copy_end:
+            return True
+        for number in range(self.maps.count):
+            map = &self.maps.list[number]
+            if map.shard == shard and map.first_position <= position < map.first_position + map.bytes:
+                base, size = map.base, map.bytes
+        if base == NULL:
+            return False
+        while <uint64_t>(record - base) >= back:
+            frame = <const frame_header *>(record - back)
+            if frame.magic == FRAME_MAGIC and frame.position == position - back and frame.type == FRAME_APPEND and frame.length > back:
+                if frame_check(frame, size - <uint64_t>(<const uint8_t *>frame - base)) == FRAME_VALID:
+                    if frame.position + frame.length > load_acquire_64(&self.shared.r.control.shards[shard].synced):
+                        return False
+                    self.copy_shard, self.copy_first, self.copy_end = shard, frame.position, frame.position + frame.length
+                    return True
+            back += 8
+        self.failure = -EILSEQ
+        return False
 
     cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
         """Find the frame around a record and verify it: what is sealed gets a checksum of its own, so it must be right."""

@@ -8,14 +8,16 @@ kept. A log file goes when it ends below what both need, a segment's files when 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
 
 from topicsd import snapshot
 from topicsd._native import checkpoint, file_ops, log_walk, seal_core
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEPT = 2
-REMOVED_AT_ONCE = 64  # files in one step of the thread: the next step sees that the server ends
 
-log = logging.getLogger("topicsd.checkpoint")
+log = structlog.get_logger("checkpoint")
 Json = dict[str, Any]
 FileName = tuple[int, int, int, int]  # kind, topic id (0 for a pack), name, edition
 
@@ -97,7 +98,7 @@ class Checkpoints:
                 running.result()
             except OSError as wrong:
                 self.failed = str(wrong)
-                log.error("checkpoint: %s", wrong)
+                log.error("no checkpoint", why=str(wrong))
                 return
             self.failed = None
             if then is not None:
@@ -132,6 +133,7 @@ class Checkpoints:
         self.next_number += 1
         self.taken_ms, self.published = store.clock.mono_ms(), store.engine.segments.published
         self._note_retired(number)
+        started_ns = time.monotonic_ns()
         packed = checkpoint.pack(store.sequencer)
         moment = [shard.written_position for shard in store.shards]
         needed = [end if low is None else min(low, end) for low, end in zip(packed.needed, moment, strict=False)]
@@ -142,6 +144,9 @@ class Checkpoints:
         }  # fmt: skip
         sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
         sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
+        log.info(
+            "checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=(time.monotonic_ns() - started_ns) // 1_000_000
+        )
         self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed))
 
     def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
@@ -179,6 +184,7 @@ class Checkpoints:
             files += self._segments_to_go(oldest) + self._log_to_go()
         files += [(snapshot.path_of(self.path, number), None) for number in snapshots]
         if files:
+            log.info("files go", segments=self.removed_segment_files, log_files=self.removed_log_files)
             self._do(lambda: self._remove(files), None)
 
     def _segments_to_go(self, oldest: int) -> list[tuple[Path, Path | None]]:

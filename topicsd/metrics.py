@@ -133,6 +133,8 @@ def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
         gauge("topics_ready", "1 when requests are served.", int(shared.ready)),
         gauge("topics_degraded", "1 when damage was found in the log.", shared.get("degraded")),
         gauge("topics_recovery_progress", "Share of the log that is replayed, 0 to 1.", shared.get("replay_permille") / 1000),
+        gauge("topics_segments", "Sealed ranges of topics.", shared.get("segments")),
+        gauge("topics_segments_bytes", "Bytes of their files.", shared.get("segments_bytes")),
         gauge("topics_recovery_ms", "What the last recovery took.", shared.get("recovered_ms")),
         gauge("topics_writer_generation", "Writers started so far.", shared.generation),
         gauge("topics_ephemeral_bytes", "Memory held by ephemeral records.", shared.get("ephemeral_bytes")),

@@ -30,7 +30,7 @@ class Promise:
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)  # key -> (call, first seq)
 
 
-def work(engine: Library, files: FaultyFiles, rng: random.Random, rounds: int, lives: dict[str, Promise]) -> None:
+def work(engine: Library, files: FaultyFiles, rng: random.Random, rounds: int, lives: dict[str, Promise], sealing: bool) -> None:
     for number in range(rounds):
         name = rng.choice(["f1", "f2", "d1", "m1"])
         durability = {"f": "fsync", "d": "disk", "m": "memory"}[name[0]]
@@ -58,6 +58,10 @@ def work(engine: Library, files: FaultyFiles, rng: random.Random, rounds: int, l
             engine.synced = True
             engine.drop(name)
             del lives[name]
+        elif sealing and draw < 0.97:
+            engine.seal(name, rng.choice([1, 3, 1000]), rng.random() < 0.3)
+        elif sealing:
+            engine.checkpoint()
         engine.synced = True
 
 
@@ -94,14 +98,14 @@ def judge(engine: Library, lives: dict[str, Promise], call: int, synced: bool) -
         assert fresh["first_seq"] > max(acked, default=0), f"{name}: seq {fresh['first_seq']} was handed out before"
 
 
-def run(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int]) -> int:
+def run(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int], sealing: bool = False) -> int:
     root, scratch = tmp_path / "disk", tmp_path / "scratch"
     root.mkdir(), scratch.mkdir()
     files, clock = FaultyFiles(root), FakeClock()
     engine = Library(str(root), clock, files=files, file_bytes=8192)
     lives: dict[str, Promise] = {}
     opened = len(files.calls)
-    work(engine, files, random.Random(seed), rounds, lives)
+    work(engine, files, random.Random(seed), rounds, lives, sealing)
     engine._forget()
     images = 0
     for call in range(opened, len(files.calls) + 1, stride):
@@ -136,6 +140,17 @@ def test_a_power_cut_at_every_file_call_breaks_no_promise(tmp_path: Path, seed: 
 
 
 @pytest.mark.slow
+def test_a_power_cut_while_tails_are_sealed_and_the_log_goes_breaks_no_promise(tmp_path: Path) -> None:
+    assert run(tmp_path, seed=11, rounds=60, stride=7, seeds=[0, 2], sealing=True) > 40
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("seed", range(12, 20))
+def test_a_power_cut_at_every_file_call_of_seals_and_checkpoints_breaks_no_promise(tmp_path: Path, seed: int) -> None:
+    assert run(tmp_path, seed, rounds=80, stride=1, seeds=[0, 1, 2, 3], sealing=True) > 200
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, error", [("pwritev", 5), ("fdatasync", 5), ("pwritev", 28)])
 def test_a_failed_file_call_takes_back_only_what_was_never_acked(tmp_path: Path, kind: str, error: int) -> None:
     for nth in range(1, 12):
@@ -146,7 +161,7 @@ def test_a_failed_file_call_takes_back_only_what_was_never_acked(tmp_path: Path,
         lives: dict[str, Promise] = {}
         files.fail(kind, nth, error, forever=True)
         try:
-            work(engine, files, random.Random(nth), 40, lives)
+            work(engine, files, random.Random(nth), 40, lives, False)
         except Refused as refused:
             assert refused.code == "storage_read_only"
         for name in lives:

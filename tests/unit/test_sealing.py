@@ -243,3 +243,43 @@ def test_what_is_live_above_a_seq_is_counted_over_segments(library: Library, clo
         assert (counted, oldest) == (len(above), above[0][1] if above else 0)
     for seq, ts in live:
         assert library.reader.seq_at(slot, ts, clock.wall_ms()) == seq
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_copies_of_routers_are_sealed_as_they_are_shown_and_let_the_log_of_their_source_go(tmp_path: Path, clock: FakeClock, keeps: bool) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=1 << 16)
+    library.put("a", cap_records=5)
+    library.route("a", "b", preserve_node=keeps, preserve_tag=keeps)
+    for n in range(40):
+        library.append("a", [{"data": {"n": n, "x": "x" * 4000}, "tag": f"t{n % 2}", "node": "n", "meta": {"m": "v"}}, {"data": n}])
+    library.append("b", [{"data": "own", "tag": "t1"}])
+    before, state = library.read_all("b", include_meta=True), library.state("b")
+    files = library.log_files()
+    library.seal("b", 10)
+    assert library.rows("b")[-1][1] == 81
+    assert (library.read_all("b", include_meta=True), library.state("b")) == (before, state)
+    for name in library.names():
+        library.seal(name)
+    library.checkpoint()
+    library.checkpoint()
+    assert library.log_files() < files
+    for restart in (library.kill, library.stop):
+        restart()
+        assert (library.read_all("b", include_meta=True), library.state("b")) == (before, state)
+    assert library.delete("b", match=["tag", "Eq", "t1"])["deleted"] == (21 if keeps else 1)
+    assert library.state("b")["count"] == (60 if keeps else 80)
+    library.delete("b", before_seq=100)
+    assert library.state("b")["bytes"] == 0
+    library.close()
+
+
+def test_an_exactly_once_copy_stays_in_the_tail(library: Library) -> None:
+    library.put("a")
+    library.route("a", "b", guarantee="exactly_once")
+    fill(library, "a", 8)
+    before = library.read_all("b", include_meta=True)
+    library.seal("b")
+    assert library.rows("b") == []
+    library.seal("a")
+    library.kill()
+    assert library.read_all("b", include_meta=True) == before
