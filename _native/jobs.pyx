@@ -309,7 +309,9 @@ cdef uint64_t _next_fresh(Jobs *jobs, const Regions *regions, const topic_slot *
     cdef index_entry *entry
     while seq <= topic.head:
         entry = index_at(regions, topic, seq)
-        if entry == NULL:    # a whole page of a hole
+        if entry == NULL and seq <= topic.sealed_through:
+            seq += 1
+        elif entry == NULL:  # a whole page of a hole
             seq += INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
         elif entry.flags & (INDEX_DELETED | INDEX_HOLE) or (jobs.known and job_of(jobs, seq) != NULL):
             seq += 1

@@ -16,6 +16,8 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from topicsd import limits
 from topicsd._native import frame, work
 from topicsd._native.reader import Busy, Gone, IoError, Reader
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Moved = tuple[bytes, "bytes | None", "bytes | None", "bytes | None"]  # data, meta, tag, node as stored
+
+log = structlog.get_logger("queues")
 
 FROM, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 OUTCOME_FULL, OUTCOME_TOO_LARGE, OUTCOME_READ_ONLY = 2, 3, 4  # enum outcome of layout.h
@@ -52,7 +56,7 @@ class Queues:
         self.shared: Any = None  # where records are read from: open_reader
         self.directory = ""
         self.stuck: dict[int, int] = {}  # slot -> topic id of queues whose dead letters could not go yet
-        self.failures = 0  # dead letters that could not be written
+        self.failures = 0  # moves of dead letters that failed for another reason than a full topic
         self._reader: Reader | None = None
         self._retry_at_ms = 0
 
@@ -146,6 +150,8 @@ class Queues:
             self.stuck[slot] = topic["topic_id"]
             if outcome != OUTCOME_FULL:
                 self.failures += 1
+                if self.failures & (self.failures - 1) == 0:  # the first, the second, the fourth ...
+                    log.warning("dead letters cannot be written", queue=name, dead_letter=config.dead_letter, failures=self.failures)
                 sequencer.unstick(slot, [each for each, _ in sequencer.stuck_jobs(slot)], True)
             return
 
