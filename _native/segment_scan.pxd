@@ -7,7 +7,7 @@
 #
 # What is read is verified first, each time: the index block by its checksum, then each frame by its own (the hash brings the bytes into the cache
 # that the copy then takes them from). Deleted records leave nothing. A hole of the index (evicted, expired, lost) is one row of kind `gap`.
-# A frame that does not hold is one row of kind `corrupt` with the bytes as they stand, or SegmentError: as the scanner was made.
+# A frame that does not hold is one row of kind `corrupt` with the bytes as they stand. Either may fail or be skipped: as the scanner was made.
 #
 #   column      topic seq ts node tag meta data _kind      seq_end  _err  _raw
 #   record      x     x   x  x    x   x    x    record     -        -     -        x as stored, - null; node, tag, meta null when absent
@@ -50,6 +50,12 @@ cdef extern from "arrow_columns.h" nogil:
 cdef enum:
     SCAN_DONE = 0       # the range is read
     SCAN_FULL = 1       # the batch is: take it, then fill again
+    SCAN_GAP = 100      # a hole, and gaps are to fail
+
+cdef enum:
+    RANGE_FAILS = 0
+    RANGE_IS_ROW = 1
+    RANGE_IS_SKIPPED = 2
 
 cdef struct Scan:
     columns out
@@ -58,7 +64,10 @@ cdef struct Scan:
     uint64_t topic_bytes
     uint64_t next_seq, last_seq     # what is left of the range
     uint64_t checked                # index blocks are verified up to here
-    bint corrupt_rows               # a bad frame is a row, not a failure
+    int corrupt                     # what becomes of a bad frame: RANGE_*
+    int gaps                        # and of a hole
+    uint64_t failed_last            # the last seq of the range that `fill` failed for; its first one is next_seq
+    const char *failed_why
     bint remade                     # the index was made again from damaged data: its holes of reason corrupt are told now, not when it was sealed
 
 # All that is left of the range, or until the batch is full. SCAN_*, SEGMENT_BAD_INDEX, SEGMENT_BAD_FRAME or -errno.

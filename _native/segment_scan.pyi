@@ -4,6 +4,15 @@ from typing_extensions import Buffer
 
 COLUMN_NAMES: tuple[str, ...]
 
+class GapError(Exception):
+    """Say that seqs of a topic were lost: `first_seq` .. `last_seq`, where gaps are to fail."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    why: str
+    def __init__(self, topic: str, first_seq: int, last_seq: int, why: str) -> None: ...
+
 class Batch:
     """Rows by the Arrow C data interface: `pyarrow.record_batch(batch)` takes them, once."""
 
@@ -22,7 +31,8 @@ class Scanner:
         *,
         rows_max: int = 65536,
         bytes_max: int = ...,
-        corrupt_rows: bool = False,
+        corrupt: str = "fail",
+        gaps: str = "row",
     ) -> None: ...
     def __arrow_c_schema__(self) -> object: ...
     def open(

@@ -17,7 +17,20 @@ from topicsd._native.segment cimport (
 from topicsd._native.maps import install_guard
 from topicsd._native.segment import SegmentError
 
+RANGES = {"fail": RANGE_FAILS, "row": RANGE_IS_ROW, "skip": RANGE_IS_SKIPPED}
 COLUMN_NAMES = ("topic", "seq", "ts", "node", "tag", "meta", "data", "_kind", "seq_end", "_err", "_raw")
+
+
+class GapError(Exception):
+    """Say that seqs of a topic were lost: `first_seq` .. `last_seq`, where gaps are to fail."""
+
+    def __init__(self, str topic, first_seq, last_seq, str why) -> None:
+        super().__init__(f"topic {topic}, seqs {first_seq} to {last_seq}: lost ({why})")
+        self.topic, self.first_seq, self.last_seq, self.why = topic, first_seq, last_seq, why
+
+    def __reduce__(self):
+        return type(self), (self.topic, self.first_seq, self.last_seq, self.why)
+
 
 cdef enum:
     REASON_CORRUPT = 6
@@ -55,7 +68,7 @@ cdef int _put_record(Scan *scan, uint64_t seq, uint64_t ts, const record_entry *
     return failure
 
 
-cdef int _put_range(Scan *scan, bint corrupt, uint64_t first, uint64_t last, int64_t ts, const char *why, const void *raw, uint64_t raw_bytes) \
+cdef int _put_range_row(Scan *scan, bint corrupt, uint64_t first, uint64_t last, int64_t ts, const char *why, const void *raw, uint64_t raw_bytes) \
         noexcept nogil:
     cdef columns *out = &scan.out
     cdef const char *kind = b"corrupt" if corrupt else b"gap"
@@ -74,6 +87,18 @@ cdef int _put_range(Scan *scan, bint corrupt, uint64_t first, uint64_t last, int
         out.bytes += raw_bytes + scan.topic_bytes
         out.rows += 1
     return failure
+
+
+cdef int _put_range(Scan *scan, bint corrupt, uint64_t first, uint64_t last, int64_t ts, const char *why, const void *raw, uint64_t raw_bytes) \
+        noexcept nogil:
+    # The row of a range, as the scanner was told to treat its kind.
+    cdef int mode = scan.corrupt if corrupt else scan.gaps
+    if mode == RANGE_IS_ROW:
+        return _put_range_row(scan, corrupt, first, last, ts, why, raw, raw_bytes)
+    if mode == RANGE_IS_SKIPPED:
+        return 0
+    scan.failed_last, scan.failed_why = last, why
+    return SEGMENT_BAD_FRAME if corrupt else SCAN_GAP
 
 
 # ---- a segment ----------------------------------------------------------------------------------------------------------------
@@ -104,8 +129,6 @@ cdef int _scan_hole(Scan *scan) noexcept nogil:
         if segment_entry(&scan.segment, end).flags != entry.flags:
             break
         end += 1
-    if corrupt and not scan.corrupt_rows:
-        return SEGMENT_BAD_FRAME
     failure = _put_range(scan, corrupt, first, end - 1, <int64_t>entry.ts, reason_name(reason), NULL, 0)
     if failure == 0:
         scan.next_seq = end
@@ -138,7 +161,7 @@ cdef int _scan_seq(Scan *scan) noexcept nogil:
         return _scan_hole(scan)
     if not entry.flags & INDEX_DELETED:
         if segment_entry_check(&scan.segment, scan.next_seq) != SEGMENT_OK:
-            return _scan_corrupt(scan) if scan.corrupt_rows else SEGMENT_BAD_FRAME
+            return _scan_corrupt(scan)
         if not segment_is_deleted(&scan.segment, entry):
             status = _put_record(scan, scan.next_seq, entry.ts, segment_record_at(&scan.segment, entry))
     if status == SEGMENT_OK:
@@ -218,7 +241,7 @@ cdef class Batch:
 cdef class Scanner:
     """Segments into record batches: `open` one, `fill` until it says False, `open` the next; `take` when `full`, and at the end."""
 
-    def __cinit__(self, names=COLUMN_NAMES, *, uint64_t rows_max=65536, uint64_t bytes_max=BYTES_MAX, bint corrupt_rows=False):
+    def __cinit__(self, names=COLUMN_NAMES, *, uint64_t rows_max=65536, uint64_t bytes_max=BYTES_MAX, str corrupt="fail", str gaps="row"):
         memset(&self.scan, 0, sizeof(Scan))
         self.names = tuple(names)
         if len(set(self.names)) != len(self.names) or not set(self.names) <= set(COLUMN_NAMES):
@@ -231,7 +254,7 @@ cdef class Scanner:
             self.scan.out.column[<int>number].wanted = True
             self.scan.out.count += 1
         self.scan.out.rows_max, self.scan.out.bytes_max = rows_max, min(bytes_max, <uint64_t>BYTES_MAX_MAX)
-        self.scan.corrupt_rows = corrupt_rows
+        self.scan.corrupt, self.scan.gaps = RANGES[corrupt], RANGES[gaps]
         self.scan.next_seq = 1
         self.topic, self.buffers = b"", []
         install_guard()
@@ -298,12 +321,15 @@ cdef class Scanner:
     cdef int judge(self, int status) except -1:
         if status < 0:
             raise OSError(-status, os.strerror(-status), self.topic.decode(errors="replace"))
+        if status == SCAN_GAP:
+            raise GapError(self.topic.decode(errors="replace"), self.scan.next_seq, self.scan.failed_last,
+                           self.scan.failed_why.decode())
         if status != SEGMENT_OK:
             raise SegmentError(status, f"topic {self.topic.decode(errors='replace')}, seq {self.scan.next_seq}")
         return 0
 
     def fill(self):
-        """Read on. True: the batch is full, take it and fill again; False: the range is read. Raises SegmentError at `next_seq`, OSError."""
+        """Read on. True: the batch is full, take it and fill again; False: the range is read. Raises SegmentError at `next_seq`, GapError, OSError."""
         cdef int status
         with nogil:
             status = guarded_call(_fill, &self.scan)
@@ -313,13 +339,15 @@ cdef class Scanner:
         return False
 
     def add_range(self, bytes topic not None, str kind not None, uint64_t first_seq, uint64_t last_seq, str why not None, ts=None):
-        """Add a row for first_seq .. last_seq that no segment tells of. kind: "gap" or "corrupt"; ts: epoch ms."""
+        """Add a row for first_seq .. last_seq that no segment tells of. kind: "gap" or "corrupt"; ts: epoch ms. Raises GapError."""
         cdef bytes words = why.encode()
         cdef int64_t time = -1 if ts is None else ts
         if kind not in ("gap", "corrupt"):
             raise ValueError(kind)
         self.scan.next_seq, self.scan.last_seq = 1, 0
         self.name(topic)
+        if (self.scan.corrupt if kind == "corrupt" else self.scan.gaps) == RANGE_FAILS:
+            raise GapError(topic.decode(errors="replace"), first_seq, last_seq, why)
         self.judge(_put_range(&self.scan, kind == "corrupt", first_seq, last_seq, time, words, NULL, 0))
 
     def take(self):

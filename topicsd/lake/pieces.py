@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from topicsd._native.segment import SegmentError
 from topicsd._native.segment_repair import Examiner
-from topicsd._native.segment_scan import COLUMN_NAMES, Scanner
+from topicsd._native.segment_scan import COLUMN_NAMES, GapError, Scanner
 from topicsd.segments.names import Place
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 MAPS_KEPT = 8
 SEQ_MAX = 2**63 - 1
-OnCorrupt = Literal["fail", "row"]
+OnRange = Literal["fail", "row", "skip"]
+OnMissing = Literal["corrupt", "gap", "fail"]
 NEWER = 4
 _DAMAGED_INDEX = {1, 2, 3, 6}  # short, not one, bad header, bad index: the data tells as much
 
@@ -68,7 +69,8 @@ class Reader:
     """Read pieces one after another into record batches.
 
     `columns`: names of `COLUMN_NAMES`, in the order wanted. since, until: epoch ms, inclusive and exclusive. Raises DamagedError when
-    `on_corrupt` is "fail" and something is damaged or missing, SegmentError for a newer format, OSError.
+    `on_corrupt` is "fail" and something is damaged, GapError when `on_gap` is and a range was lost, SegmentError for a newer format, OSError.
+    `on_missing`: what a file is that is not there: damage, a gap, or GapError in any case.
     """
 
     def __init__(
@@ -77,13 +79,15 @@ class Reader:
         *,
         since: int | None = None,
         until: int | None = None,
-        on_corrupt: OnCorrupt = "fail",
+        on_corrupt: OnRange = "fail",
+        on_gap: OnRange = "row",
+        on_missing: OnMissing = "corrupt",
         rows_max: int = 65536,
         bytes_max: int = 64 << 20,
     ) -> None:
-        self._rows = on_corrupt == "row"
+        self._fails, self._missing = on_corrupt == "fail", on_missing
         self._since, self._until = since, until
-        self._scanner = Scanner(columns, rows_max=rows_max, bytes_max=bytes_max, corrupt_rows=self._rows)
+        self._scanner = Scanner(columns, rows_max=rows_max, bytes_max=bytes_max, corrupt=on_corrupt, gaps=on_gap)
         self._maps = _Maps()
         self._examiner = Examiner()
 
@@ -121,8 +125,16 @@ class Reader:
             damage = str(wrong)
         except FileNotFoundError as wrong:
             damage = f"{wrong.filename} is missing"
+            if self._missing != "corrupt" and not piece.place.data.path.exists():
+                self._lost(piece)
+                return
         if damage:
             yield from self._without_index(piece, piece.place, self._next(piece), damage)
+
+    def _lost(self, piece: Piece) -> None:
+        if self._missing == "fail":
+            raise GapError(piece.topic, piece.first_seq, piece.last_seq, "missing")
+        self._scanner.add_range(piece.topic.encode(), "gap", piece.first_seq, piece.last_seq, "missing")
 
     def _inside(self, ts: int | None) -> bool:
         return ts is None or ((self._since is None or ts >= self._since) and (self._until is None or ts < self._until))
@@ -161,7 +173,7 @@ class Reader:
             index = self._examiner.remade("index")
         except (FileNotFoundError, SegmentError):
             last_seq = piece.last_seq or place.last_seq or first_seq
-            if not self._rows:
+            if self._fails:
                 raise DamagedError(piece.topic, first_seq, last_seq, damage) from None
             self._scanner.add_range(piece.topic.encode(), "corrupt", first_seq, last_seq, damage)
             return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from topicsd._native.segment import SegmentError, header_of
 from topicsd._native.segment_scan import COLUMN_NAMES
 from topicsd.lake import manifest as manifests
-from topicsd.lake.pieces import OnCorrupt, Piece, Reader
+from topicsd.lake.pieces import OnRange, Piece, Reader
 from topicsd.segments import names
 from topicsd.segments.names import Place
 from topicsd.segments.verify import load, pack_places
@@ -92,18 +92,20 @@ def scan(
     since: int | datetime | None = None,
     until: int | datetime | None = None,
     *,
-    on_corrupt: OnCorrupt = "fail",
+    on_corrupt: OnRange = "fail",
+    on_gap: OnRange = "row",
     rows_max: int = 65536,
 ) -> pyarrow.RecordBatchReader:
     """Read segments below `path` as Arrow record batches.
 
     columns: of topic, seq, ts, node, tag, meta, data, _kind, seq_end, _err, _raw, in the order wanted. topics: names, or prefixes with * at their
-    end. since (inclusive) and until (exclusive): epoch ms or a datetime with a time zone. Gaps are rows of _kind "gap"; on_corrupt="row" makes damage
-    rows of _kind "corrupt". Raises DamagedError, SegmentError for a newer format, OSError, ValueError; while it is read, too.
+    end. since (inclusive) and until (exclusive): epoch ms or a datetime with a time zone. on_gap, on_corrupt: what is lost or damaged is a row of
+    _kind "gap" or "corrupt" ("row"), raises ("fail") or is left out ("skip"). Raises DamagedError, GapError, ManifestError, SegmentError for a newer
+    format, OSError, ValueError; while it is read, too.
     """
     import pyarrow
 
     wanted = [topics] if isinstance(topics, str) else None if topics is None else list(topics)
-    reader = Reader(columns, since=epoch_ms(since), until=epoch_ms(until), on_corrupt=on_corrupt, rows_max=rows_max)
+    reader = Reader(columns, since=epoch_ms(since), until=epoch_ms(until), on_corrupt=on_corrupt, on_gap=on_gap, rows_max=rows_max)
     pieces = (piece for piece in pieces_of(Path(path)) if matches(piece.topic, wanted))
     return pyarrow.RecordBatchReader.from_batches(reader.schema, reader.read(pieces))

@@ -1,0 +1,174 @@
+"""What a Spark query reads: partitions, offsets, rate limits. No Spark is started here."""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topicsd._native.segment_scan import GapError
+from topicsd.lake.manifest import Manifest, Row, Topic
+from topicsd.lake.pieces import Piece
+from topicsd.spark import options, plan
+from topicsd.spark.options import Offsets, OptionError, Options
+
+ROOT = Path("/x")
+
+
+def row(first: int, last: int, record_bytes: int = 100, ts: int = 0) -> Row:
+    size = (last - first + 1) * record_bytes
+    return Row(first, last, first, last, ts, ts + last - first, 0, 0, 0, 0, 0, 0, "f", 0, size, size, size, "", "", "")
+
+
+def topic(name: str, *ranges: tuple[int, int], epoch: int = 7, **rest: int) -> Topic:
+    return Topic(name, epoch, tuple(row(first, last, **rest) for first, last in ranges))
+
+
+def manifest(*topics: Topic) -> Manifest:
+    return Manifest(1, "r", 0, {one.name: one for one in topics})
+
+
+def told(**rest: object) -> Options:
+    return options.parse({"path": str(ROOT)} | {name: str(value) for name, value in rest.items()})
+
+
+def at(next_seq: int, epoch: int = 7) -> dict[str, object]:
+    return {"epoch": f"{epoch:016x}", "next_seq": next_seq}
+
+
+def seqs(partitions: list[list[Piece]]) -> list[tuple[str, int]]:
+    return [(piece.topic, seq) for pieces in partitions for piece in pieces for seq in range(piece.first_seq, piece.last_seq + 1)]
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), bytes_max=st.integers(1, 20_000))
+def test_a_batch_reads_each_seq_once_in_partitions_of_the_size_that_is_asked_for(seed: int, bytes_max: int) -> None:
+    rng = random.Random(seed)
+    topics = []
+    for number in range(rng.randrange(1, 6)):
+        cuts = sorted(rng.sample(range(1, 300), rng.randrange(2, 6)))
+        topics.append(topic(f"t{number}", *((a, b - 1) for a, b in itertools.pairwise(cuts))))
+    found = plan.batch(manifest(*topics), ROOT, told(maxPartitionBytes=bytes_max))
+    assert seqs(found) == [(one.name, seq) for one in topics for seq in range(one.first_seq, one.next_seq)]
+    for pieces in found:
+        weights = [(piece.last_seq - piece.first_seq + 1) * 100 + plan.PIECE_BYTES for piece in pieces]
+        assert len(pieces) == 1 or sum(weights) <= bytes_max + 100 * len(pieces)
+
+
+def test_a_hundred_thousand_tiny_topics_share_few_partitions() -> None:
+    tiny = manifest(*(topic(f"t{number:06}", (1, 3)) for number in range(100_000)))
+    found = plan.batch(tiny, ROOT, told())
+    assert len(found) == 4 and len(seqs(found)) == 300_000
+    stream = plan.stream(tiny, ROOT, plan.bound(tiny.topics, "earliest", ""), plan.bound(tiny.topics, "latest", ""), told())
+    assert len(stream) == 2 and len(seqs(stream)) == 300_000
+
+
+def test_offsets_timestamps_and_topics_bound_a_batch() -> None:
+    found = manifest(topic("a", (1, 10), (11, 20)), topic("b.x", (5, 6)))
+    assert seqs(plan.batch(found, ROOT, told(topics="b.*"))) == [("b.x", 5), ("b.x", 6)]
+    chosen = told(startingOffsets='{"a": 9}', endingOffsets='{"a": {"epoch": "0000000000000007", "next_seq": 12}, "b.x": 6}')
+    assert seqs(plan.batch(found, ROOT, chosen)) == [("a", 9), ("a", 10), ("a", 11), ("b.x", 5)]
+    assert seqs(plan.batch(manifest(Topic("a", 7, (row(1, 10, ts=100), row(11, 20, ts=500)))), ROOT, told(startingTimestamp=200))) == [
+        ("a", seq) for seq in range(11, 21)
+    ]
+    with pytest.raises(OptionError, match="startingOffsets names nobody"):
+        plan.batch(found, ROOT, told(startingOffsets='{"nobody": 1}'))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"onCorrupt": "maybe"}, "onCorrupt is fail or row"),
+        ({"maxPartitionBytes": "0"}, "whole number of at least 1"),
+        ({"columns": "topic,topic"}, "each once"),
+        ({"startingOffset": "earliest"}, "has no option startingoffset"),
+        ({"failOnDataLoss": "perhaps"}, "true or false"),
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        options.parse({"path": "x"} | wrong)
+    with pytest.raises(OptionError, match="needs the option path"):
+        options.parse({})
+
+
+def test_ranges_fail_unless_their_kind_can_be_seen_or_an_option_lets_them_go() -> None:
+    assert (told().on_corrupt, told().on_gap) == ("fail", "row")
+    assert told(onCorrupt="row").on_corrupt == "row"
+    seven = {"columns": "topic,seq,ts,node,tag,meta,data"}
+    assert (told(**seven).on_corrupt, told(**seven).on_gap) == ("fail", "fail")
+    assert (told(**seven, onCorrupt="row").on_corrupt, told(**seven, failOnDataLoss=False).on_gap) == ("skip", "skip")
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), records=st.integers(1, 400), step=st.integers(1, 90))
+def test_a_limited_stream_reads_each_seq_once_and_comes_to_the_end(seed: int, records: int, step: int) -> None:
+    rng = random.Random(seed)
+    found = manifest(*(topic(f"t{number}", (rng.randrange(1, 50), rng.randrange(50, 300))) for number in range(5)))
+    asked = told(recordsPerPartition=step)
+    start: Offsets = plan.bound(found.topics, "earliest", "")
+    got: list[tuple[str, int]] = []
+    for _ in range(2000):
+        end = plan.advanced(found, start, asked, records=records)
+        batch = seqs(plan.stream(found, ROOT, start, end, asked))
+        assert len(batch) <= max(records, len(found.topics))
+        got += batch
+        if end == start:
+            break
+        start = end
+    assert start == plan.bound(found.topics, "latest", "")
+    assert sorted(got) == [(name, seq) for name, one in sorted(found.topics.items()) for seq in range(one.first_seq, one.next_seq)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), step=st.integers(1, 90))
+def test_a_replayed_batch_is_cut_as_it_was_whatever_the_export_has_become(seed: int, step: int) -> None:
+    rng = random.Random(seed)
+
+    def made() -> Manifest:  # the same seqs in other segments
+        cuts = [1, *sorted(rng.sample(range(2, 300), 5)), 300 + rng.randrange(50)]
+        return manifest(*(topic(f"t{number}", *((a, b - 1) for a, b in itertools.pairwise(cuts))) for number in range(4)))
+
+    start = {f"t{number}": at(rng.randrange(1, 100)) for number in range(4)}
+    end = {f"t{number}": at(rng.randrange(100, 300)) for number in range(4)}
+    first, second = (plan.stream(made(), ROOT, start, end, told(recordsPerPartition=step)) for _ in range(2))
+    assert [seqs([pieces]) for pieces in first] == [seqs([pieces]) for pieces in second]
+
+
+def test_topics_that_appear_are_made_again_or_go_keep_the_stream_running() -> None:
+    start: Offsets = {"a": at(5), "gone": at(9)}
+    later = manifest(topic("a", (1, 3), epoch=8), topic("new", (4, 6)))
+    end = plan.advanced(later, start, told())
+    assert end == {"a": at(1, 8), "gone": at(9), "new": at(4)}  # their places, and nothing read
+    assert plan.stream(later, ROOT, start, end, told()) == []
+    last = plan.advanced(later, end, told())
+    assert seqs(plan.stream(later, ROOT, end, last, told())) == [("a", 1), ("a", 2), ("a", 3), ("new", 4), ("new", 5), ("new", 6)]
+    assert plan.advanced(later, last, told()) == last
+
+
+def test_an_export_that_is_older_than_the_offsets_does_not_take_the_stream_back() -> None:
+    assert plan.advanced(manifest(topic("a", (1, 3))), {"a": at(9)}, told()) == {"a": at(9)}
+
+
+def test_a_limit_in_bytes_takes_about_so_many() -> None:
+    found = manifest(topic("a", (1, 1000)), topic("b", (1, 1000), record_bytes=300))
+    end = plan.advanced(found, plan.bound(found.topics, "earliest", ""), told(), size=40_000)
+    assert (end["a"]["next_seq"] - 1) * 100 + (end["b"]["next_seq"] - 1) * 300 == pytest.approx(40_000, rel=0.05)
+
+
+def test_what_retention_has_taken_fails_or_is_a_gap() -> None:
+    found, start, end = manifest(topic("a", (50, 99))), {"a": at(20)}, {"a": at(100)}
+    with pytest.raises(GapError, match="topic a, seqs 20 to 49"):
+        plan.stream(found, ROOT, start, end, told())
+    (pieces,) = plan.stream(found, ROOT, start, end, told(failOnDataLoss=False))
+    assert [(piece.first_seq, piece.last_seq, piece.place is None) for piece in pieces] == [(20, 49, True), (50, 99, False)]
+    with pytest.raises(GapError, match="seqs 20 to 99"):
+        plan.stream(manifest(topic("a", (1, 200), epoch=9)), ROOT, start, end, told())

@@ -1,0 +1,15 @@
+"""PySpark's view of topics: `format("topicsd")` (docs/pipeline.md). The name is found by Spark when `register` has been called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("topicsd")` and `spark.readStream.format("topicsd")` known to a session."""
+    from topicsd.spark.source import TopicsDataSource
+
+    spark.dataSource.register(TopicsDataSource)

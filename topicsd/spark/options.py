@@ -1,0 +1,109 @@
+"""Options of `format("topicsd")`, read once: names in any case, values as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from topicsd._native.segment_scan import COLUMN_NAMES
+from topicsd.lake.pieces import OnRange
+
+TYPES = {
+    "topic": "string", "seq": "bigint", "ts": "timestamp", "node": "string", "tag": "string", "meta": "map<string,string>", "data": "string",
+    "_kind": "string", "seq_end": "bigint", "_err": "string", "_raw": "binary",
+}  # fmt: skip
+KNOWN = {
+    "path", "topics", "columns", "maxpartitionbytes", "recordsperpartition", "startingoffsets", "endingoffsets", "startingtimestamp",
+    "endingtimestamp", "oncorrupt", "failondataloss", "maxrecordspertrigger", "maxbytespertrigger",
+}  # fmt: skip
+Offsets = dict[str, dict[str, Any]]  # {topic: {"epoch": 16 hex digits, "next_seq": int}}
+
+
+class OptionError(ValueError):
+    """Say which option is wrong."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a reader was asked for."""
+
+    path: str
+    topics: tuple[str, ...] | None
+    columns: tuple[str, ...]
+    partition_bytes: int
+    partition_records: int  # of a stream
+    starting: Literal["earliest", "latest"] | str  # or JSON
+    ending: str
+    since: int | None  # epoch ms
+    until: int | None
+    on_corrupt: OnRange
+    on_gap: OnRange
+    fail_on_loss: bool
+    trigger_records: int | None
+    trigger_bytes: int | None
+
+    def schema(self) -> str:
+        """The columns as Spark's DDL."""
+        return ", ".join(f"`{name}` {TYPES[name]}" for name in self.columns)
+
+
+def parse(options: Mapping[str, str]) -> Options:
+    """Read options. Raises OptionError."""
+    told = {name.lower(): value for name, value in options.items()}
+    unknown = set(told) - KNOWN
+    if unknown:
+        raise OptionError(f"format topicsd has no option {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KNOWN))}")
+    if not told.get("path"):
+        raise OptionError("format topicsd needs the option path: the directory of an export")
+    columns = _list(told.get("columns")) or COLUMN_NAMES
+    if len(set(columns)) != len(columns) or not set(columns) <= set(COLUMN_NAMES):
+        raise OptionError(f"columns are some of {', '.join(COLUMN_NAMES)}, each once, not {', '.join(columns)}")
+    fail_on_loss = _bool(told, "failondataloss", True)
+    on_corrupt = told.get("oncorrupt", "fail")
+    if on_corrupt not in ("fail", "row"):
+        raise OptionError(f"onCorrupt is fail or row, not {on_corrupt}")
+    honest = "_kind" in columns  # else nobody could tell a range from a record
+    return Options(
+        told["path"], _list(told.get("topics")), tuple(columns), _number(told, "maxpartitionbytes") or 128 << 20,
+        _number(told, "recordsperpartition") or 250_000, told.get("startingoffsets", "earliest"), told.get("endingoffsets", "latest"),
+        _number(told, "startingtimestamp", least=0), _number(told, "endingtimestamp", least=0),
+        "fail" if on_corrupt == "fail" else "row" if honest else "skip", "row" if honest else "fail" if fail_on_loss else "skip", fail_on_loss,
+        _number(told, "maxrecordspertrigger"), _number(told, "maxbytespertrigger"),
+    )  # fmt: skip
+
+
+def offsets_of(text: str, option: str) -> Offsets:
+    """Offsets in JSON: `{topic: {"epoch": …, "next_seq": …}}`, or `{topic: next_seq}` for whatever epoch there is. Raises OptionError."""
+    try:
+        told = json.loads(text)
+        return {
+            topic: {"epoch": one["epoch"], "next_seq": int(one["next_seq"])} if isinstance(one, dict) else {"epoch": None, "next_seq": int(one)}
+            for topic, one in told.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        raise OptionError(f"{option} is earliest, latest or JSON of offsets, not {text}: {wrong}") from None
+
+
+def _list(text: str | None) -> tuple[str, ...] | None:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+
+
+def _number(told: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    if name not in told:
+        return None
+    try:
+        value = int(told[name])
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise OptionError(f"{name} is a whole number of at least {least}, not {told[name]}")
+    return value
+
+
+def _bool(told: Mapping[str, str], name: str, otherwise: bool) -> bool:
+    value = told.get(name, str(otherwise)).lower()
+    if value not in ("true", "false"):
+        raise OptionError(f"{name} is true or false, not {value}")
+    return value == "true"

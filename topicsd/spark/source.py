@@ -1,0 +1,112 @@
+"""The data source `topicsd`: exports as Spark reads them, batch and streaming (docs/pipeline.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+
+from topicsd.lake import manifest as manifests
+from topicsd.lake.manifest import Manifest, ManifestError
+from topicsd.lake.pieces import Piece, Reader
+from topicsd.spark import plan
+from topicsd.spark.options import Offsets, Options, parse
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class Pieces(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = pieces
+
+
+class TopicsDataSource(DataSource):
+    """`spark.read.format("topicsd").load(path)`, `spark.readStream.format("topicsd")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "topicsd"
+
+    def schema(self) -> str:
+        return parse(self.options).schema()
+
+    def reader(self, schema: Any) -> BatchReader:
+        return BatchReader(parse(self.options))
+
+    def streamReader(self, schema: Any) -> StreamReader:
+        return StreamReader(parse(self.options))
+
+
+def newest(options: Options) -> Manifest:
+    """The newest manifest. Raises ManifestError when there is none."""
+    found = manifests.latest(Path(options.path))
+    if found is None:
+        raise ManifestError(f"{options.path}: no manifest of an export (topicsd export --to {options.path} writes one)")
+    return found
+
+
+def read(options: Options, pieces: list[Piece]) -> Iterator[pyarrow.RecordBatch]:
+    """Read the pieces of one partition."""
+    reader = Reader(
+        options.columns, since=options.since, until=options.until, on_corrupt=options.on_corrupt, on_gap=options.on_gap,
+        on_missing="fail" if options.fail_on_loss else "gap",
+    )  # fmt: skip
+    return reader.read(pieces)
+
+
+class BatchReader(DataSourceReader):
+    """Read what the newest manifest names when the query is planned."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[Pieces]:
+        return [Pieces(pieces) for pieces in plan.batch(newest(self.options), Path(self.options.path), self.options)]
+
+    def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
+        return read(self.options, partition.pieces)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Read what comes into the export. Offsets are `{topic: {epoch, next_seq}}`, with sorted names, and the only state."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._until: Manifest | None = None  # what there was when a trigger AvailableNow began
+
+    def initialOffset(self) -> Offsets:
+        return plan.bound(plan.chosen(newest(self.options), self.options), self.options.starting, "startingOffsets")
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = newest(self.options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.options.trigger_records is not None:
+            return ReadMaxRows(self.options.trigger_records)
+        if self.options.trigger_bytes is not None:
+            return ReadMaxBytes(self.options.trigger_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        found = self._until or newest(self.options)
+        if isinstance(limit, ReadMaxRows):  # Spark passes one limit; an option for bytes beside it counts too
+            return plan.advanced(found, start, self.options, records=limit.max_rows, size=self.options.trigger_bytes)
+        if isinstance(limit, ReadMaxBytes):
+            return plan.advanced(found, start, self.options, size=limit.max_bytes)
+        return plan.advanced(found, start, self.options)
+
+    def reportLatestOffset(self) -> Offsets:
+        return plan.offsets(plan.chosen(newest(self.options), self.options), end=True)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[Pieces]:
+        return [Pieces(pieces) for pieces in plan.stream(newest(self.options), Path(self.options.path), start, end, self.options)]
+
+    def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
+        return read(self.options, partition.pieces)
