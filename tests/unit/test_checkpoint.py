@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
+from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 from topicsd import snapshot
 from topicsd._native.log_walk import LogFormatError
@@ -320,3 +321,86 @@ def test_fsck_knows_where_a_truncated_log_begins(make: Make) -> None:
     for path in snapshots(engine):
         path.write_bytes(path.read_bytes()[:-1])
     assert len(fsck(Path(engine.directory)).problems) == 3
+
+
+def test_every_shard_goes_on_from_its_own_moment(make: Make) -> None:
+    engine = make(shards=3, file_bytes=LOG_FILE_BYTES)
+    for name in "abcdef":
+        engine.put(name)
+    engine.route("a", "b")  # these two stand in different shards: copies are written out
+    engine.route("c", "made")
+    for n in range(60):
+        for name in "acef":
+            fill(engine, name, 3, 800, tag=f"t{n}")
+    engine.checkpoint()
+    for name in "acef":
+        fill(engine, name, 2)
+        engine.delete(name, match=["tag", "Eq", "t3"])
+    for name in engine.names():
+        engine.seal(name, 10)
+    engine.checkpoint()
+    engine.checkpoint()
+    for name in "acef":
+        fill(engine, name, 1)
+    before = seen(engine)
+    for restart in (engine.kill, engine.stop, engine.kill):
+        restart()
+        assert seen(engine) == before
+    assert engine.store.degraded == []
+    assert all(min(int(path.stem) for path in folder.glob("*.log")) > 0 for folder in (Path(engine.directory) / "log").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["open", "pwritev", "fsync", "rename", "sync_directory"])
+def test_a_snapshot_that_can_not_be_written_costs_nothing(tmp_path: Path, clock: FakeClock, kind: str) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES)
+    for _ in range(10):
+        fill(engine, "t", 10, 1000)
+    engine.seal("t")
+    engine.checkpoint()
+    log_files = engine.log_files()
+    before = seen(engine)
+    files.fail(kind, path=b"meta", error=28, forever=True)
+    with pytest.raises(OSError, match="No space"):
+        engine.store.checkpoints.take()
+    files.heal()
+    assert engine.log_files() == log_files
+    assert seen(engine) == before
+    engine.kill()
+    assert seen(engine) == before
+    engine.checkpoint()
+    engine.checkpoint()
+    assert engine.log_files() < log_files
+    assert list(tmp_path.glob("meta/*.tmp")) == []
+    engine.kill()
+    assert seen(engine) == before
+    assert engine.store.degraded == []
+    engine.close()
+
+
+def test_a_segment_whose_file_is_gone_is_told(make: Make) -> None:
+    engine = make()
+    fill(engine, "t", 4)
+    engine.seal("t")
+    fill(engine, "t", 2)
+    engine.checkpoint()
+    next(Path(engine.directory).glob("topics/*/*/*.data")).unlink()
+    engine.kill()
+    records, tombstones = engine.read_all("t")
+    assert [record["$seq"] for record in records] == [5, 6]
+    assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in tombstones] == [(1, 4, "corrupt")]
+    assert any("no such file" in what for what in engine.store.degraded)
+
+
+def test_the_clock_that_stepped_back_over_a_restart_lengthens_no_window(engine: Library, clock: FakeClock) -> None:
+    engine.put("t", idempotency_window_ms=10_000)
+    engine.append("t", [{"data": 1}], key="k")
+    clock.advance(9_000)
+    engine.append("t", [{"data": 2}], key="other")
+    engine.checkpoint()
+    clock.step(-60_000)
+    engine.kill()
+    assert engine.append("t", [{"data": 1}], key="k")["deduped"]
+    clock.advance(1_500)
+    assert not engine.append("t", [{"data": 1}], key="k")["deduped"]
+    assert engine.append("t", [{"data": 2}], key="other")["deduped"]
