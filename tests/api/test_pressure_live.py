@@ -43,6 +43,7 @@ def told(line: socket.socket) -> tuple[int, dict[str, str], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 @pytest.mark.parametrize("front", ["native", "falcon"])
 def test_behind_a_writer_that_stands_still_low_writes_wait_and_are_refused_high_ones_are_kept_and_nothing_is_lost(tmp_path: Path, front: str) -> None:
     with Server(tmp_path, TOPICS_WORKERS=1, TOPICS_FRONT=front) as server:
@@ -107,6 +108,7 @@ class Flood(threading.Thread):
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_a_topic_of_priority_1000_keeps_its_latency_under_a_flood_of_others_which_come_whole_and_in_order(tmp_path: Path) -> None:
     with Server(tmp_path, TOPICS_WORKERS=1) as server:
         server.ready()

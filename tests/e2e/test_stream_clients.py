@@ -270,6 +270,7 @@ def proxy(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
             process.wait()
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("proxy", list(PROXIES), indirect=True)
 def test_behind_a_proxy_events_come_at_once_and_a_resume_is_exact(server: Server, proxy: Any) -> None:
     server.write("t", 1)
