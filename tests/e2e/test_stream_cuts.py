@@ -63,7 +63,7 @@ class CuttingProxy:
                     writer.write(piece[:left])
                     await asyncio.sleep(0)
                     return
-                left -= len(piece)
+                left -= len(piece) if first is None else 0
                 writer.write(piece)
                 await writer.drain()
         except OSError:
