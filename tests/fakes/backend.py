@@ -95,6 +95,8 @@ class Backend:
         if self.refuse and write is not None:
             outcome, values = self.refuse.pop(0)
             return self._answer(status=outcome, values=(*values, 0, 0, 0, 0)[:4])
+        if command["op"] == "group.metrics":
+            return self._json({"ok": {"groups": [], "total": 0, "truncated": False}})
         name, known = command["topic"], command["topic"] in self.topics
         match command["op"]:
             case "topic.put":
