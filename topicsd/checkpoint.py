@@ -8,6 +8,7 @@ kept. A log file goes when it ends below what both need, a segment's files when 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections import deque
@@ -165,7 +166,17 @@ class Checkpoints:
         segments.retired.clear()
 
     def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]]) -> None:
-        self.size = snapshot.write(self.path, self.store.files, header, sections)
+        files = self.store.files
+        try:
+            self.size = snapshot.write(self.path, files, header, sections)
+        except OSError as wrong:
+            if wrong.errno != errno.ENOSPC or not snapshot.reserve_path(self.path).exists():
+                raise
+            # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
+            file_ops.remove(files, snapshot.reserve_path(self.path))
+            self.size = snapshot.write(self.path, files, header, sections)
+        with contextlib.suppress(OSError):
+            snapshot.reserve(self.path, files, self.size)
 
     def _written(self, number: int, moment: list[int], needed: list[int]) -> None:
         """The snapshot is durable: what only older ones needed may go."""

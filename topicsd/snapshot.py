@@ -25,6 +25,8 @@ _FOOT = struct.Struct("<8s16s")
 _ROW = struct.Struct("<QQII")
 _HEAD_MAGIC, _FOOT_MAGIC = b"TPSNAP01", b"TPSNAPND"
 _DIGITS = 20
+RESERVE_BYTES_MIN = 1 << 16
+_ZEROES = bytes(1 << 20)
 
 Json = dict[str, Any]
 
@@ -82,6 +84,27 @@ def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tu
         file.abort()
         raise
     return file.size
+
+
+def reserve_path(data_dir: Path) -> Path:
+    """Return the file that holds room for the next snapshot."""
+    return data_dir / FOLDER / "reserve"
+
+
+def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
+    """Have room for a snapshot somewhat larger than `size` set aside on the disk: a full one can then still be freed. Raises OSError."""
+    wanted, path = size + size // 4 + RESERVE_BYTES_MIN, reserve_path(data_dir)
+    if path.exists() and wanted <= path.stat().st_size:
+        return
+    goal = wanted + wanted // 4  # so that a snapshot that grows does not write it anew each time
+    file = NewFile(files, path)
+    try:
+        for first in range(0, goal, len(_ZEROES)):
+            file.write(_ZEROES[: goal - first])
+        file.finish()
+    except OSError:
+        file.abort()
+        raise
 
 
 def read(path: Path) -> Snapshot:

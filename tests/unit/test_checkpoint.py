@@ -404,3 +404,24 @@ def test_the_clock_that_stepped_back_over_a_restart_lengthens_no_window(engine: 
     clock.advance(1_500)
     assert not engine.append("t", [{"data": 1}], key="k")["deduped"]
     assert engine.append("t", [{"data": 2}], key="other")["deduped"]
+
+
+def test_a_full_disk_is_given_back_what_nobody_needs(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES)
+    engine.checkpoint()
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.seal("t")
+    files.space = files.used()
+    engine.delete("t", before_seq=150)
+    for _ in range(3):
+        engine.checkpoint()
+    assert files.used() < files.space - 100_000
+    assert engine.state("t")["count"] == 51
+    fill(engine, "t", 10, 1000)
+    before = seen(engine)
+    files.heal()
+    engine.kill()
+    assert seen(engine) == before
+    engine.close()
