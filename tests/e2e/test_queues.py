@@ -269,3 +269,17 @@ def test_a_tenth_of_the_streams_closed_at_random_loses_no_job(server: Server) ->
     for thread in workers:
         thread.join(10.0)
     assert eventually(lambda: counters(server, "q") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}, 10.0)
+
+
+@pytest.mark.slow
+def test_an_idle_stream_says_a_heartbeat_within_fifteen_seconds(launch: Callable[..., Server]) -> None:
+    """A §7.6, A §10.8."""
+    server = launch(workers=1)
+    make(server, "q")
+    with open_stream(server, "q", "node=s") as line:
+        line.settimeout(25.0)
+        begun, text = time.monotonic(), b""
+        while text.count(b": hb ") < 2:
+            text += line.recv(4096)
+        assert 14.0 < time.monotonic() - begun < 20.0
+        assert text.endswith(b"\n\n")
