@@ -93,6 +93,7 @@ LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
 DELAY_MS_MAX = 86_400_000  # of a nack
 CLAIM_WAIT_MS_MAX = 30_000  # a waiting claim is cut here, as a long poll is
+MOVE_MS_MAX = 100  # what one go at moving dead letters, there or back, may hold the writer up: each may need syncs
 DEAD_LETTER_RETRY_MS = 500  # between two tries to move dead letters that found no room
 REDRIVE_EXAMINED_MAX = 10_000  # letters that one redrive looks at: it holds the writer up
 REDRIVE_LIMIT = 1000

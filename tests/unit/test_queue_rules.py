@@ -382,6 +382,23 @@ def test_an_ack_of_an_fsync_queue_is_answered_and_visible_once_it_is_synced(libr
     assert library.read_all("q")[0] == []
 
 
+def test_moving_many_dead_letters_goes_in_slices_and_holds_nobody_up(library: Library, workers: Workers, clock: FakeClock) -> None:
+    fill(library, "q", 5, max_deliveries=1, dead_letter="dead")
+    workers.nack("q", "w", seqs(workers.claim("q", "w", 5)))
+    move = library.engine.queues._move
+
+    def slow_move(*told: Any) -> Any:
+        clock.advance(60)
+        return move(*told)
+
+    library.engine.queues._move = slow_move  # type: ignore[method-assign]
+    assert workers.claim("q", "w") == []
+    assert len(library.read_all("dead")[0]) == 2
+    assert workers.counters("q") == (0, 0, 4), "that was a tick"
+    assert workers.counters("q") == (0, 0, 5)
+    assert library.call({"op": "queue.redrive", "topic": "q", "limit": 9}) == {"redriven": 2, "more": True}
+
+
 # ---- snapshots -----------------------------------------------------------------------------------------------------------------
 
 

@@ -138,10 +138,13 @@ class Queues:
         sequencer.unstick(slot, spared, False)
         if config.dead_letter is None or len(spared) == len(due):
             return
-        name = sequencer.topic_name(slot).decode()
+        name, begun_ms, kept = sequencer.topic_name(slot).decode(), self.engine.clock.mono_ms(), set(spared)
         for seq, deliveries in due:
-            if seq in spared:
+            if seq in kept:
                 continue
+            if self.engine.clock.mono_ms() - begun_ms > limits.MOVE_MS_MAX:
+                self.stuck[slot], self._retry_at_ms = topic["topic_id"], 0  # the rest stay where they are until the next tick
+                return
             outcome = self._bury_one(slot, topic, name, config.dead_letter, seq, deliveries)
             if outcome is None:
                 continue
@@ -196,9 +199,11 @@ class Queues:
     def _redrive_from(self, source: int, slot: int, command: Json) -> tuple[int, bool]:
         topic = self.engine.sequencer.topic(source)
         redriven = looked = 0
+        begun_ms = self.engine.clock.mono_ms()
         seq = max(topic["earliest"], command.get("from_seq") or 0)
         while seq <= topic["head"]:
-            if redriven >= command["limit"] or looked >= limits.REDRIVE_EXAMINED_MAX:
+            slow = redriven and self.engine.clock.mono_ms() - begun_ms > limits.MOVE_MS_MAX
+            if slow or redriven >= command["limit"] or looked >= limits.REDRIVE_EXAMINED_MAX:
                 return redriven, True
             looked += 1
             try:
