@@ -130,6 +130,8 @@ class Store:
         self.engine.groups.settle_clock()
         found_boot = reports[0].boot_id
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
+        if boot == "none" and loaded.snapshot is not None:
+            boot = "other"  # its log is gone, START frames and all: whatever may have been in it is lost
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports, loaded.snapshot is not None)))
         if homeless:
             self.degraded.append(f"{homeless} routers whose topics no frame creates")

@@ -425,3 +425,29 @@ def test_a_full_disk_is_given_back_what_nobody_needs(tmp_path: Path, clock: Fake
     engine.kill()
     assert seen(engine) == before
     engine.close()
+
+
+@pytest.mark.parametrize("gone", ["first", "last", "all"])
+def test_a_log_file_that_a_tail_needs_and_that_is_gone_is_told(make: Make, gone: str) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.checkpoint()
+    engine._forget()
+    files = sorted((Path(engine.directory) / "log" / "shard-00").glob("*.log"))
+    used = [path for path in files if any(path.read_bytes()[4096:])]
+    for path in {"first": used[:1], "last": used[-1:], "all": files}[gone]:
+        path.unlink()
+    engine.open()
+    records, tombstones = engine.read_all("t")
+    missing = sorted(set(range(1, 201)) - {record["$seq"] for record in records})
+    assert 0 < len(missing) <= 200 and (gone != "all" or len(missing) == 200)
+    # Without any log what followed the snapshot is lost too, as in a power cut: the topic jumps to its ceiling.
+    assert [seq for each in tombstones for seq in range(each["gap_from"], min(each["gap_to"], 200) + 1)] == missing
+    assert {each["reason"] for each in tombstones} == ({"mixed"} if gone == "all" else {"corrupt"})
+    assert engine.state("t")["count"] == 200 - len(missing)
+    assert engine.append("t", [{"data": "on"}])["first_seq"] > 200
+    assert engine.store.degraded
+    before = engine.read_all("t")
+    engine.kill()
+    assert engine.read_all("t")[0] == before[0]

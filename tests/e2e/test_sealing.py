@@ -1,0 +1,48 @@
+"""A server that seals on request: records move from the log into segments and stay what they were, over every end of the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e.client import at, insist, read_all, write_body
+from e2e.server import Server, as_json, eventually
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_topic_is_sealed_on_request_and_reads_the_same(launch: Callable[..., Server]) -> None:
+    server = launch(workers=2, TOPICS_LOG_FILE_BYTES=1 << 20, TOPICS_CHECKPOINT_BYTES=1 << 20, TOPICS_CHECKPOINT_MS=300)
+    with server.line() as line:
+        insist(line, "PUT", at("t"), as_json({"durability": "fsync"}))
+        for n in range(40):
+            insist(line, "POST", at("t"), write_body([b'"%s"' % (b"x" * 4500)] * 100, f"key-{n}"))
+        before = read_all(line, "t")
+        body: dict[str, Any] = insist(line, "POST", at("t") + "/seal", b"")[0].json
+        assert (body["sealed"], body["sealed_seq"], body["head_seq"]) == (True, 4000, 4000)
+        assert read_all(line, "t") == before
+        again = insist(line, "POST", at("t"), write_body([b'"%s"' % (b"x" * 4500)] * 100, "key-7"))[0].json
+        assert (again["deduped"], again["first_seq"]) == (True, 701)
+    assert list(server.data.glob("topics/*/*/*.data"))
+    oldest = server.data / "log" / "shard-00" / f"{0:020d}.log"
+    assert eventually(lambda: not oldest.exists(), 30.0), "the log was kept"
+    for end in ("writer", "server", "stop"):
+        if end == "writer":
+            writer = server.settled_roles().writer
+            assert writer
+            os.kill(writer, signal.SIGKILL)
+            assert eventually(lambda writer=writer: server.roles().writer not in (None, writer) and server.is_ready())
+        else:
+            assert end == "server" or server.stop() == 0
+            server.kill()
+            server.start()
+        with server.line() as line:
+            assert read_all(line, "t") == before
+    with server.line() as line:
+        insist(line, "DELETE", at("t"))
+    assert eventually(lambda: not list(server.data.glob("topics/*/*/*.data")), 30.0), "the segments were kept"
