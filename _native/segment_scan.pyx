@@ -329,7 +329,7 @@ cdef class Scanner:
         return 0
 
     def fill(self):
-        """Read on. True: the batch is full, take it and fill again; False: the range is read. Raises SegmentError at `next_seq`, GapError, OSError."""
+        """Read on. True: the batch is full, take it and go on; False: the range is read. Raises SegmentError, GapError (at `next_seq`), OSError."""
         cdef int status
         with nogil:
             status = guarded_call(_fill, &self.scan)

@@ -24,12 +24,11 @@ from topicsd._native import frame, segment
 from topicsd._native.segment import SegmentView
 from topicsd._native.segment_build import Writer
 from topicsd.cli.main import main
-from topicsd.engine import frames
 from topicsd.lake import export, manifest
 from topicsd.lake.export import Exporter, Report
 from topicsd.lake.manifest import ManifestError, Topic, merged, without
 from topicsd.lake.pieces import DamagedError
-from topicsd.lake.sources import DirectorySource, names_in_log
+from topicsd.lake.sources import DirectorySource
 
 pytest.importorskip("pyarrow")
 ALPHA, BETA = 0xA1, 0xB2
@@ -344,6 +343,14 @@ def test_a_segment_that_goes_while_the_run_copies_is_left_out(data: Path, tmp_pa
     assert len(scan(tmp_path / "to", topics="alpha")) == 2000
 
 
+def test_a_segment_that_goes_while_a_later_run_looks_at_it_stays_as_it_was(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(data, tmp_path / "to")
+    monkeypatch.setattr(export, "stamp_of", lambda place: place.data.path.with_suffix(".gone").stat())
+    write(data, ALPHA, rows(2004, 2))
+    assert run(data, tmp_path / "to").segments_vanished == 4
+    assert len(scan(tmp_path / "to")) == 2006
+
+
 def test_a_lost_file_of_the_export_is_copied_again(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "to")
     for path in (tmp_path / "to/parts").iterdir():
@@ -383,36 +390,19 @@ def numbered(first: int, last: int, file: str = "") -> manifest.Row:
     return manifest.Row(first, last, first, last, 0, 0, 0, 0, 0, 0, 0, 0, file, 0, 0, 0, 0, "", "", "")
 
 
-def test_old_rows_fill_what_new_ones_leave_and_never_overlap() -> None:
+def test_old_rows_stand_below_and_above_the_new_ones_and_never_between_them() -> None:
     rng = random.Random(3)
     for _ in range(300):
         old_cuts, new_cuts = (sorted(rng.sample(range(1, 40), 4)) for _ in range(2))
         old = [numbered(old_cuts[0], old_cuts[1] - 1, "old"), numbered(old_cuts[2], old_cuts[3], "old")]
         new = [numbered(new_cuts[0], new_cuts[1] - 1, "new"), numbered(new_cuts[2], new_cuts[3], "new")]
-        wanted = {seq: row.file for made in (old, new) for row in made for seq in range(row.first_seq, row.last_seq + 1)}
+        told = {made[0].file: {seq for row in made for seq in range(row.first_seq, row.last_seq + 1)} for made in (old, new)}
+        inside = range(new_cuts[0], new_cuts[3] + 1)
+        wanted = {seq: "old" for seq in told["old"] if seq not in inside} | dict.fromkeys(told["new"], "new")
         found = merged(Topic("t", 1, tuple(old)), Topic("t", 1, tuple(new))).rows
         got = [(seq, row.file) for row in found for seq in range(row.first_seq, row.last_seq + 1)]
         assert got == sorted(wanted.items())
         assert list(without(new, new)) == []
-
-
-def test_names_come_from_the_log_and_deleted_topics_have_none(tmp_path: Path) -> None:
-    def told(kind: int, topic_id: int, body: bytes = b"") -> bytes:
-        return frame.build(kind, body, topic_id=topic_id)
-
-    made = [told(frames.TOPIC_CREATE, number, frames.json_body({"name": f"t{number}", "config": {}, "ceiling": 0})) for number in (1, 2, 3)]
-    damaged = bytearray(told(frames.TOPIC_CREATE, 9, frames.json_body({"name": "nine", "config": {}, "ceiling": 0})))
-    damaged[70] ^= 1
-    folder = tmp_path / "log/shard-00"
-    folder.mkdir(parents=True)
-    (folder / "00000000000000000000.log").write_bytes(made[0] + bytes(damaged) + b"junk and TPF1 again".ljust(40, b"\0") + made[1] + bytes(4096))
-    (folder / "00000000000000009999.log").write_bytes(told(frames.TOPIC_DELETE, 1) + made[2])
-    (folder / "00000000000000099999.log").write_bytes(b"")
-    assert names_in_log(tmp_path) == {2: "t2", 3: "t3"}
-    write(tmp_path, 1, rows(1, 1))
-    write(tmp_path, 3, rows(1, 1))
-    source = DirectorySource(tmp_path)
-    assert [topic.name for topic in source.topics()] == ["t3"] and source.nameless == 1
 
 
 def test_the_command_prints_a_line_of_json_a_run(data: Path, tmp_path: Path) -> None:

@@ -12,19 +12,19 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
-from topicsd._native.segment import STATUS, SegmentError, header_of
+from topicsd._native.segment import STATUS, SegmentError, SegmentView, header_of
 from topicsd._native.segment_repair import Examiner, Findings
 from topicsd.lake import manifest as manifests
-from topicsd.lake.manifest import MANIFESTS, PARTS, Manifest, Row, Topic
+from topicsd.lake.manifest import DELETED, MANIFESTS, PARTS, Manifest, Row, Topic
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
-from topicsd.lake.sources import Source, SourceTopic
+from topicsd.lake.sources import Sealed, Source, SourceTopic
 from topicsd.segments.names import Place
 
 SMALL_BYTES = 1 << 20  # segments below share a file
@@ -33,6 +33,7 @@ COPY_BYTES = 64 << 20
 LITTER_AGE_S = 3600.0  # a younger file without a manifest may be another run's
 FRESH_NS = 2_000_000_000
 NEWER = 4
+FLAG_DELETED = 0xD5
 CANNOT_SHARE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 MANIFESTS_KEPT = 3  # by a prune: who reads an older one has so many runs to finish
 
@@ -120,28 +121,34 @@ class Exporter:
         known = {} if before is None or before.epoch != topic.epoch else {(row.segment_first, row.segment_last): row for row in before.rows}
         base = self._since.topics.get(topic.name) if self._since else None
         begin = base.next_seq if base is not None and base.epoch == topic.epoch else 0
-        for piece in topic.pieces:
+        for sealed in topic.sealed:
+            piece = sealed.piece
             if piece.last_seq and piece.last_seq < begin:
                 continue
+            sealed = replace(sealed, piece=replace(piece, first_seq=max(piece.first_seq, begin)))
             try:
-                self._segment(topic, replace(piece, first_seq=max(piece.first_seq, begin)), known)
+                self._segment(topic, sealed, known)
             except FileNotFoundError:
                 self._report.segments_vanished += 1
+                self._rows[topic.name] += manifests.overlapping(known.values(), piece.first_seq, piece.last_seq)
             except SegmentError as wrong:
                 if wrong.status == NEWER:
                     raise
                 self._report.segments_unreadable += 1  # no header can be believed: readers are told of a gap
 
-    def _segment(self, topic: SourceTopic, piece: Piece, known: dict[tuple[int, int], Row]) -> None:
-        place = piece.place
-        assert place is not None
-        stamp = stamp_of(place)
+    def _segment(self, topic: SourceTopic, sealed: Sealed, known: dict[tuple[int, int], Row]) -> None:
+        piece, place = sealed.piece, sealed.piece.place
+        if place is None:
+            self._rows[topic.name].append(_empty_row(piece))
+            return
+        gone = sealed.deleted()
+        stamp = stamp_of(place) + (f"-{xxhash.xxh3_64_hexdigest(gone)}" if gone else "")
         old = known.get((place.first_seq, place.last_seq))
         if old is not None and old.stamp == stamp and self._whole(old):
             self._rows[topic.name].append(replace(old, first_seq=piece.first_seq, last_seq=piece.last_seq))
             return
         if place.data_bytes or place.data.path.stat().st_size < SMALL_BYTES:
-            raw = self._load(place)
+            raw = self._load(place, gone)
             parts = raw.data[: raw.data_bytes] + raw.index + raw.tags
             row = self._row(topic, piece, raw, stamp, parts)
             if old is not None and old.parts_xxh3 == row.parts_xxh3 and self._whole(old):
@@ -152,7 +159,7 @@ class Exporter:
             if self._bundled >= BUNDLE_BYTES:
                 self._close_bundle()
             return
-        row = self._large(topic, piece, place, stamp)
+        row = self._large(topic, piece, place, stamp, gone)
         if old is not None and old.parts_xxh3 == row.parts_xxh3 and self._whole(old):
             row = replace(old, first_seq=row.first_seq, last_seq=row.last_seq, stamp=stamp)
         self._rows[topic.name].append(row)
@@ -163,11 +170,18 @@ class Exporter:
         except FileNotFoundError:
             return False
 
-    def _load(self, place: Place) -> _Raw:
+    def _load(self, place: Place, gone: Sequence[int]) -> _Raw:
         with place.data.path.open("rb") as file:
             file.seek(place.data.offset)
             data = file.read(place.data_bytes) if place.data_bytes else file.read()
-        return self._examine(place, data)
+        raw = self._examine(place, data)
+        offsets = flag_offsets(raw, gone)
+        if not offsets:
+            return raw
+        flagged = bytearray(data)
+        for offset in offsets:
+            flagged[offset] = FLAG_DELETED
+        return self._examine(place, bytes(flagged))
 
     def _examine(self, place: Place, data: bytes | mmap.mmap) -> _Raw:
         """Verify a copy of the data part, which begins at byte 0 of `data`; index and tags are read, or made again where they are damaged."""
@@ -194,7 +208,7 @@ class Exporter:
             xxhash.xxh3_64_hexdigest(parts), stamp,
         )  # fmt: skip
 
-    def _large(self, topic: SourceTopic, piece: Piece, place: Place, stamp: str) -> Row:
+    def _large(self, topic: SourceTopic, piece: Piece, place: Place, stamp: str, gone: Sequence[int]) -> Row:
         name = f"{PARTS}/{topic.epoch:016x}-{place.first_seq:020d}-{xxhash.xxh3_64_hexdigest(stamp.encode())}.parts"
         final, unfinished = self.root / name, self.root / f"{name}.{self._run}.tmp"
         try:
@@ -204,6 +218,9 @@ class Exporter:
                 self._report.bytes_copied += copy(place.data.path, out.fileno())
                 with mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ) as data:
                     raw = self._examine(place, data)
+                    offsets = flag_offsets(raw, gone)
+                for offset in offsets:
+                    os.pwrite(out.fileno(), bytes([FLAG_DELETED]), offset)
                 out.truncate(raw.data_bytes)
                 out.seek(raw.data_bytes)
                 out.write(raw.index + raw.tags)
@@ -281,6 +298,27 @@ class Exporter:
             if f"{PARTS}/{path.name}" not in needed and path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
                 self._report.files_pruned += 1
+
+
+def _empty_row(piece: Piece) -> Row:
+    """The row of seqs that no segment holds."""
+    ts = piece.ts or 0
+    holes = 0 if piece.why == DELETED else piece.last_seq - piece.first_seq + 1
+    return Row(piece.first_seq, piece.last_seq, piece.first_seq, piece.last_seq, ts, ts, 0, 0, holes, 0, 0, 0, "", 0, 0, 0, 0, "", "", "", piece.why)
+
+
+def flag_offsets(raw: _Raw, gone: Sequence[int]) -> list[int]:
+    """Where in a verified data part the flag bytes of these seqs stand; those without a good record have none."""
+    out: list[int] = []
+    if not gone:
+        return out
+    view = SegmentView(raw.index, raw.data)
+    for seq in gone:
+        try:
+            out.append(view.flag_offset(seq))
+        except (KeyError, SegmentError):  # it had gone before the segment was built, or is damaged
+            continue
+    return out
 
 
 def _unstamped(topics: dict[str, Topic]) -> dict[str, Topic]:

@@ -18,6 +18,7 @@ from topicsd.segments.names import Place, Spot
 
 FORMAT, FORMAT_VERSION = "topicsd-export", 1
 MANIFESTS, PARTS = "manifests", "parts"
+DELETED = "deleted"
 _NAME = re.compile(r"(\d{20})\.jsonl")
 
 
@@ -27,7 +28,10 @@ class ManifestError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """Seqs first_seq .. last_seq of a topic, in the segment segment_first .. segment_last whose parts stand in `file`."""
+    """Seqs first_seq .. last_seq of a topic, in the segment segment_first .. segment_last whose parts stand in `file`.
+
+    Without a file (`file` is empty) `why` says what became of them: "deleted", or the reason of a gap.
+    """
 
     first_seq: int
     last_seq: int
@@ -49,6 +53,7 @@ class Row:
     data_xxh3: str
     parts_xxh3: str  # of all bytes from data_offset to end_offset
     stamp: str  # of the source's file: while it stays the segment is not read again
+    why: str = ""
 
     def place(self, root: Path, epoch: int) -> Place:
         """Where a reader finds it."""
@@ -89,7 +94,10 @@ class Topic:
                 continue
             if first > at:
                 yield Piece(self.name, at, first - 1, None, "missing")
-            yield Piece(self.name, first, last, row.place(root, self.epoch))
+            if row.file:
+                yield Piece(self.name, first, last, row.place(root, self.epoch))
+            elif row.why != DELETED:
+                yield Piece(self.name, first, last, None, row.why, row.last_ts)
             at = last + 1
         if at < end:
             yield Piece(self.name, at, end - 1, None, "missing")
@@ -113,7 +121,7 @@ class Manifest:
 
     def files(self) -> set[str]:
         """The files that it needs."""
-        return {row.file for topic in self.topics.values() for row in topic.rows}
+        return {row.file for topic in self.topics.values() for row in topic.rows if row.file}
 
 
 def parse(raw: bytes, where: object = "manifest") -> Manifest:
@@ -204,11 +212,23 @@ def without(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:
             yield replace(row, first_seq=at)
 
 
+def overlapping(rows: Iterable[Row], first_seq: int, last_seq: int) -> Iterator[Row]:
+    """What rows have of a range."""
+    for row in rows:
+        first, last = max(row.first_seq, first_seq), min(row.last_seq, last_seq)
+        if first <= last:
+            yield replace(row, first_seq=first, last_seq=last)
+
+
 def merged(old: Topic | None, new: Topic) -> Topic:
-    """A topic's rows after a run: those of the run, and the old ones where it has none. The later epoch alone counts."""
+    """A topic's rows after a run: those of the run, and the old ones below and above them. The later epoch alone counts.
+
+    What lies between the run's first and last seq and is in none of its rows has been deleted: it goes.
+    """
     if old is None or old.epoch < new.epoch:
         return new
     if old.epoch > new.epoch:
         return old
-    rows = sorted([*new.rows, *without(old.rows, new.rows)], key=lambda row: row.first_seq)
+    span = [replace(new.rows[0], last_seq=new.rows[-1].last_seq)] if new.rows else []
+    rows = sorted([*new.rows, *without(old.rows, span)], key=lambda row: row.first_seq)
     return Topic(new.name, new.epoch, tuple(rows))

@@ -3,98 +3,102 @@
 from __future__ import annotations
 
 import mmap
-import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from topicsd._native import frame
-from topicsd.engine import frames
+from topicsd._native.segment import SegmentView
+from topicsd.engine.frames import MATCH_NONE, MATCH_PREFIX, Deletion
+from topicsd.lake import state
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import pieces_by_names
+from topicsd.segments.names import Place
 
-MAGIC = b"TPF1"
-_HEAD = struct.Struct("<4sIBBHIQ")
-HEADER_BYTES = 64
+
+@dataclass(frozen=True)
+class Sealed:
+    """A segment of a topic, or seqs of which the source knows why no segment holds them, and what was deleted of it since it was built."""
+
+    piece: Piece
+    marks: bytes = b""  # a bit a seq, from the segment's first one on
+    deletions: tuple[Deletion, ...] = ()
+
+    def deleted(self) -> array[int]:
+        """The seqs that are to be flagged in a copy, ascending; some may have no record. Raises OSError, SegmentError."""
+        place = self.piece.place
+        if place is None or not (self.marks or self.deletions):
+            return array("Q")
+        first = place.first_seq
+        out = {first + 8 * number + bit for number, byte in enumerate(self.marks) if byte for bit in range(8) if byte >> bit & 1}
+        for deletion in self.deletions:
+            if deletion.before_seq <= first:
+                continue
+            if deletion.kind == MATCH_NONE:
+                out.update(range(first, min(deletion.before_seq, place.last_seq + 1)))
+            else:
+                out.update(seq for seq in _tagged(place, deletion) if seq < deletion.before_seq)
+        return array("Q", sorted(out))
+
+
+def _tagged(place: Place, deletion: Deletion) -> Iterator[int]:
+    index, tags = place.index, place.tags
+    with index.path.open("rb") as index_file, tags.path.open("rb") as tags_file:
+        maps = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for file in (index_file, tags_file)]
+    view = SegmentView(maps[0], tags=maps[1], index_offset=index.offset, tags_offset=tags.offset)
+    for seqs in view.find_tags(deletion.match, prefix=deletion.kind == MATCH_PREFIX).values():
+        yield from seqs
 
 
 @dataclass(frozen=True)
 class SourceTopic:
-    """A topic and its sealed segments, ascending."""
+    """A topic and its sealed ranges, ascending."""
 
     name: str
     epoch: int
-    pieces: tuple[Piece, ...]
+    sealed: tuple[Sealed, ...]
 
 
 class Source(Protocol):
     """Lists what can be exported."""
 
     def topics(self) -> Iterator[SourceTopic]:
-        """Every topic that has a segment. Raises OSError."""
+        """Every topic that has a sealed range. Raises OSError."""
         ...
 
 
 class DirectorySource:
-    """A data directory. Names come from the topic frames of its log; segments of topics that the log does not call alive are left out.
+    """A data directory: the segments that its snapshot and its log call published, less what they call deleted, evicted or expired.
 
-    `names`: by topic id, instead of the log's. A directory without a log is one of bare segments: topics are called by their ids there.
+    `names`: read a directory of bare segments, which has no log, by its files; topics are called by these names, by their ids else.
     """
 
     def __init__(self, directory: Path, names: Mapping[int, str] | None = None) -> None:
         self.directory = directory
         self._names = names
-        self.nameless = 0  # topics that the last listing has left out
 
     def topics(self) -> Iterator[SourceTopic]:
-        """Every topic that has a segment. Raises OSError, SegmentError for a newer format."""
-        names = self._names
-        if names is None and (self.directory / "log").is_dir():
-            names = names_in_log(self.directory)
-        self.nameless = 0
-        grouped: dict[int, list[Piece]] = {}
-        for piece in pieces_by_names(self.directory):
-            grouped.setdefault(int(piece.topic, 16), []).append(piece)
-        for topic_id, pieces in grouped.items():
-            name = f"{topic_id:016x}" if names is None else names.get(topic_id)
-            if name is None:
-                self.nameless += 1
-                continue
-            yield SourceTopic(name, topic_id, tuple(pieces))
-
-
-def names_in_log(directory: Path) -> dict[int, str]:
-    """The living topics of a log by their ids: what its frames say, damaged ones left out. Memory is bounded by the topics."""
-    out: dict[int, str] = {}
-    gone: set[int] = set()
-    for path in sorted((directory / "log").glob("shard-*/*.log")):
-        for kind, topic_id, raw in _topic_frames(path):
-            if kind == frames.TOPIC_DELETE:
-                gone.add(topic_id)
-            else:
-                out[topic_id] = frames.parse_json(frame.parse(raw).body)["name"]
-    return {topic_id: name for topic_id, name in out.items() if topic_id not in gone}
-
-
-def _topic_frames(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if size == 0:
+        """Every topic that has a sealed range. Raises OSError, NewerSnapshotError, SegmentError for a newer format."""
+        if self._names is not None or not (self.directory / "log").is_dir():
+            yield from self._bare()
             return
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
-            at = 0
-            while at + HEADER_BYTES <= size:
-                magic, length, kind, _flags, _shard, _count, topic_id = _HEAD.unpack_from(raw, at)
-                if magic != MAGIC or length < HEADER_BYTES or length % 8 or at + length > size:
-                    at = raw.find(MAGIC, at + 1)
-                    while at % 8 and at >= 0:  # frames are 8-aligned
-                        at = raw.find(MAGIC, at + 1)
-                    if at < 0:
-                        return
-                    continue
-                if kind in (frames.TOPIC_CREATE, frames.TOPIC_DELETE):
-                    found = raw[at : at + length]
-                    if frame.check(found) == 0:
-                        yield kind, topic_id, found
-                at += length
+        for topic in state.read(self.directory):
+            ranges = (topic.ranges[first] for first in sorted(topic.ranges))
+            sealed = tuple(Sealed(piece, one.marks, tuple(topic.deletions)) for one in ranges for piece in _piece(topic, one))
+            if sealed:
+                yield SourceTopic(topic.name, topic.topic_id, sealed)
+
+    def _bare(self) -> Iterator[SourceTopic]:
+        grouped: dict[int, list[Sealed]] = {}
+        for piece in pieces_by_names(self.directory):
+            grouped.setdefault(int(piece.topic, 16), []).append(Sealed(piece))
+        for topic_id, sealed in grouped.items():
+            name = f"{topic_id:016x}" if self._names is None else self._names.get(topic_id)
+            if name is not None:
+                yield SourceTopic(name, topic_id, tuple(sealed))
+
+
+def _piece(topic: state.TopicState, one: state.Range) -> Iterator[Piece]:
+    if one.last_seq >= topic.floor:
+        yield Piece(topic.name, max(one.first_seq, topic.floor), one.last_seq, one.place, one.why, None if one.place else one.last_ts)

@@ -162,6 +162,6 @@ def stream(manifest: Manifest, root: Path, start: Offsets, end: Offsets, options
 def _stream_pieces(topic: Topic | None, name: str, root: Path, first: int, stop: int, options: Options) -> Iterator[Piece]:
     pieces = [Piece(name, first, stop - 1, None, "missing")] if topic is None else topic.pieces(root, first, stop)
     for piece in pieces:
-        if piece.place is None and options.fail_on_loss:
+        if piece.why == "missing" and options.fail_on_loss:  # what was evicted or lost before it was exported is a row
             raise GapError(name, piece.first_seq, piece.last_seq, "it has gone from the export; failOnDataLoss=false goes on without it")
         yield piece

@@ -1,0 +1,185 @@
+"""What a data directory says of its topics: the newest snapshot and the log behind it, read while a server may write them. Nothing is kept open.
+
+Only what an export needs: names, which segments count, what has been deleted of them since they were built, floors. Frames that are damaged, or not
+whole yet, are left out: the next run sees them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from topicsd import snapshot
+from topicsd._native import frame
+from topicsd.engine import frames
+from topicsd.engine.frames import Deletion
+from topicsd.segments import names
+from topicsd.segments.names import Place, Spot
+
+MAGIC = b"TPF1"
+HEADER_BYTES = 64
+BODY_BYTES = 128
+TRIES = 3  # a checkpoint may remove what was listed a moment ago
+REASONS = {0: "deleted", 1: "cap", 2: "ttl", 3: "mixed", 4: "recreated", 5: "source_trim", 6: "corrupt"}
+_HEAD = struct.Struct("<4sIBBHIQQQQQ")  # up to `position`
+_ROW = struct.Struct("<4Q8I")
+_FILE = struct.Struct("<5Q4IQ")
+_TOPIC_BYTES = 240
+_TOPIC_ID, _EARLIEST, _COUNTS = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<6I")
+_EARLIEST_AT, _COUNTS_AT = 96, 216
+_WANTED = {frames.START, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.DELETE, frames.FLOOR, frames.SEGMENT}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sealed seqs of a topic. Without a place: why there is none, "deleted" or the reason of a hole. `marks`: a bit a seq that was deleted later."""
+
+    first_seq: int
+    last_seq: int
+    last_ts: int
+    place: Place | None
+    why: str = ""
+    marks: bytes = b""
+
+
+@dataclass
+class TopicState:
+    """A living topic."""
+
+    name: str
+    topic_id: int
+    floor: int = 1  # records below have been evicted or have expired
+    ranges: dict[int, Range] = field(default_factory=dict)  # by first seq
+    deletions: list[Deletion] = field(default_factory=list)  # since the snapshot
+
+
+class _Frame(NamedTuple):
+    kind: int
+    topic_id: int
+    position: int
+    body: bytes
+
+
+def read(data_dir: Path) -> list[TopicState]:
+    """The living topics, by id. Raises NewerSnapshotError, OSError."""
+    for left in reversed(range(TRIES)):
+        try:
+            return _read(data_dir)
+        except FileNotFoundError:
+            if not left:
+                raise
+    return []
+
+
+def _read(data_dir: Path) -> list[TopicState]:
+    found, _ = snapshot.newest(data_dir)
+    topics: dict[int, TopicState] = {}
+    moment: list[int] = []
+    if found is not None:
+        moment = list(found.header["moment"])
+        topics = {topic.topic_id: topic for topic in _packed(found.sections["topics"], data_dir)}
+    for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
+        shard = int(folder.name[-2:])
+        for one in frames_of(folder, moment[shard] if shard < len(moment) else 0):
+            _apply(topics, one, data_dir)
+    return [topics[topic_id] for topic_id in sorted(topics)]
+
+
+def _apply(topics: dict[int, TopicState], one: _Frame, data_dir: Path) -> None:
+    if one.kind == frames.TOPIC_CREATE:
+        topics[one.topic_id] = TopicState(frames.parse_json(one.body)["name"], one.topic_id)
+        return
+    topic = topics.get(one.topic_id)
+    if topic is None:
+        return
+    if one.kind == frames.TOPIC_DELETE:
+        del topics[one.topic_id]
+    elif one.kind == frames.DELETE:
+        topic.deletions.append(frames.parse_delete(one.body))
+    elif one.kind == frames.FLOOR:
+        topic.floor = max(topic.floor, *(lost + 1 for lost in frames.parse_floor(one.body)))
+    elif one.kind == frames.SEGMENT:
+        _take(topic, range_of(one.body[:BODY_BYTES], one.topic_id, data_dir))
+
+
+def _take(topic: TopicState, made: Range) -> None:
+    old = topic.ranges.get(made.first_seq)
+    # A row that stands in an older one's place: what was marked there stays deleted.
+    marks = old.marks if old is not None and old.last_seq == made.last_seq else b""
+    topic.ranges[made.first_seq] = Range(made.first_seq, made.last_seq, made.last_ts, made.place, made.why, made.marks or marks)
+
+
+def range_of(body: bytes, topic_id: int, data_dir: Path) -> Range:
+    """Decode a struct segment_body."""
+    first, last, last_ts, _, _, _, has_file, flags, data_at, index_at, tags_at, _ = _ROW.unpack_from(body)
+    _, file_topic, name, edition, _, _, _, kind, _, _ = _FILE.unpack_from(body, _ROW.size)
+    if not has_file:
+        return Range(first, last, last_ts, None, REASONS.get(flags >> 8 & 0xFF, "corrupt"))
+    if kind == 1:
+        return Range(first, last, last_ts, names.place_of(names.name_of(data_dir, file_topic, name, edition), last))
+    path = names.pack_path(data_dir, name)
+    spots = (Spot(path, data_at * 8), Spot(path, index_at * 8), Spot(path, tags_at * 8))
+    return Range(first, last, last_ts, Place(*spots, topic_id, first, last, (index_at - data_at) * 8))
+
+
+def _packed(section: memoryview, data_dir: Path) -> Iterator[TopicState]:
+    """The topics of a snapshot's section (docs/format/snapshot.md)."""
+    at = 0
+    while at < len(section):
+        (size,) = _TOPIC_ID.unpack_from(section, at)
+        row = bytes(section[at + 8 : at + 8 + size])
+        at += 8 + size
+        (topic_id,), (earliest,) = _TOPIC_ID.unpack_from(row), _EARLIEST.unpack_from(row, _EARLIEST_AT)
+        name_bytes, dead_letter_bytes, rows, *_ = _COUNTS.unpack_from(row, _COUNTS_AT)
+        topic = TopicState(row[_TOPIC_BYTES : _TOPIC_BYTES + name_bytes].decode(), topic_id, max(earliest, 1))
+        bodies_at = _TOPIC_BYTES + (name_bytes + dead_letter_bytes + 7) // 8 * 8
+        marks_at = bodies_at + rows * BODY_BYTES
+        for number in range(rows):
+            body = row[bodies_at + number * BODY_BYTES : bodies_at + (number + 1) * BODY_BYTES]
+            one = range_of(body, topic_id, data_dir)
+            if _ROW.unpack_from(body)[-1]:
+                marks_bytes = (one.last_seq - one.first_seq) // 64 * 8 + 8
+                one = Range(one.first_seq, one.last_seq, one.last_ts, one.place, one.why, row[marks_at : marks_at + marks_bytes])
+                marks_at += marks_bytes
+            topic.ranges[one.first_seq] = one
+        yield topic
+
+
+def frames_of(folder: Path, moment: int) -> list[_Frame]:
+    """The frames of a shard's log that matter here, from position `moment` on, in order. Raises OSError."""
+    out: list[_Frame] = []
+    for path in sorted(folder.glob("*.log")):
+        for one in _walk(path, moment):
+            if one.kind == frames.START:
+                previous_end = int.from_bytes(one.body[:8], "little")
+                out = [older for older in out if older.position < previous_end]  # what stood above was never published
+            else:
+                out.append(one)
+    return out
+
+
+def _walk(path: Path, moment: int) -> Iterator[_Frame]:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size == 0:
+            return
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
+            at = 0
+            while at + HEADER_BYTES <= size:
+                magic, length, kind, _, _, _, topic_id, _, _, _, position = _HEAD.unpack_from(raw, at)
+                if magic != MAGIC or length < HEADER_BYTES or length % 8 or at + length > size:
+                    at = raw.find(MAGIC, at + 1)
+                    while at % 8 and at >= 0:  # frames are 8-aligned
+                        at = raw.find(MAGIC, at + 1)
+                    if at < 0:
+                        return
+                    continue
+                if kind in _WANTED and (position >= moment or kind == frames.START):
+                    whole = raw[at : at + length]
+                    if frame.check(whole) == 0:
+                        yield _Frame(kind, topic_id, position, whole[HEADER_BYTES:])
+                at += length
