@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEPT = 2
+RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
 Json = dict[str, Any]
@@ -80,7 +81,7 @@ class Checkpoints:
         self.published = 0
         self.size = 0
         self.removed_log_files = self.removed_segment_files = 0
-        self.failed: str | None = None
+        self.not_before_ms = 0
         self._pool = ThreadPoolExecutor(1, "checkpoint") if store.threaded else None
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
@@ -98,20 +99,26 @@ class Checkpoints:
             try:
                 running.result()
             except OSError as wrong:
-                self.failed = str(wrong)
-                log.error("no checkpoint", why=str(wrong))
+                self._later(wrong)
                 return
-            self.failed = None
             if then is not None:
                 then()
             return
         if self.due():
-            self.take()
+            try:
+                self.take()
+            except OSError as wrong:
+                self._later(wrong)
+
+    def _later(self, wrong: OSError) -> None:
+        """Let a disk that refuses be for a while: each try holds the writer up."""
+        log.error("no checkpoint", why=str(wrong))
+        self.not_before_ms = self.store.clock.mono_ms() + RETRY_MS
 
     def due(self) -> bool:
         """Tell whether it is time."""
         store, options = self.store, self.options
-        if any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
+        if store.clock.mono_ms() < self.not_before_ms or any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
             return False
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
         if options.log_bytes and grown >= max(options.log_bytes, self.size):

@@ -451,3 +451,38 @@ def test_a_log_file_that_a_tail_needs_and_that_is_gone_is_told(make: Make, gone:
     before = engine.read_all("t")
     engine.kill()
     assert engine.read_all("t")[0] == before[0]
+
+
+def test_a_checkpoint_is_due_by_bytes_and_by_what_would_go_and_not_again_at_once_after_a_failure(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(100_000, 5_000))
+    step, taken = engine.store.checkpoints.step, lambda: snapshot.numbers(tmp_path)
+    clock.advance(6_000)
+    step()
+    assert taken() == []  # nothing would go
+    fill(engine, "t", 120, 1000)
+    step()
+    assert taken() == [1]
+    step()
+    assert taken() == [1]
+    engine.seal("t")
+    step()
+    assert taken() == [1]
+    clock.advance(5_000)
+    files.fail("fsync", path=b"meta", forever=True)
+    step()
+    assert taken() == [1]
+    files.heal()
+    step()
+    assert taken() == [1]
+    clock.advance(10_000)
+    step()
+    assert taken() == [1, 3]
+    clock.advance(5_000)
+    step()
+    assert taken() == [3, 4]
+    for _ in range(3):
+        clock.advance(5_000)
+        step()
+    assert taken() == [3, 4]  # nothing more would go
+    engine.close()
