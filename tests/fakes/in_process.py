@@ -52,10 +52,11 @@ class Library:
         self.generation += 1
         self.shared.set("generation", self.generation)
         engine = Options(topics_max=self.options.get("topics_max", 1000), bytes_max=self.options.get("bytes_max", 0))
+        checkpoints = CheckpointOptions(*self.options.get("checkpoints", (0, 0)), self.options.get("archive"))
         options = StoreOptions(
             shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
             file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
-            keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=CheckpointOptions(*self.options.get("checkpoints", (0, 0)), self.options.get("archive")),
+            keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=checkpoints,
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
         self.store.open()
