@@ -101,10 +101,15 @@ def settle(line: Line, verb: str, body: dict[str, object]) -> list[int] | None:
     return None
 
 
-def test_a_queue_loses_no_job_and_lets_no_two_hold_one(launch: Callable[..., Server]) -> None:
+SEALING = {"SEGMENT_MAX_AGE_MS": 200, "SEGMENT_MAX_EVENTS": 100, "CHECKPOINT_BYTES": 1 << 16, "CHECKPOINT_MS": 300, "LOG_FILE_BYTES": 1 << 20}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("env", [{}, {f"TOPICS_{name}": value for name, value in SEALING.items()}], ids=["plain", "sealing"])
+def test_a_queue_loses_no_job_and_lets_no_two_hold_one(launch: Callable[..., Server], env: dict[str, int]) -> None:
     seed = int(os.environ.get("E2E_SEED", "1"))
     rng, apart = random.Random(seed), max(JOBS // BATCH // KILLS, 1)  # batches between two kills
-    server = launch(workers=2)
+    server = launch(workers=2, **env)
     watch = Watch()
     with server.line() as line:
         insist(line, "PUT", at("q"), as_json({"type": "queue", "durability": "disk"}))
@@ -131,6 +136,8 @@ def test_a_queue_loses_no_job_and_lets_no_two_hold_one(launch: Callable[..., Ser
         thread.join(10.0)
     assert watch.wrong == [], f"seed {seed}"
     assert set(watch.held) == set(range(1, JOBS + 1)), f"seed {seed}"
+    if env:
+        assert list((server.data / "meta").glob("snapshot-*")), "no snapshot was taken"
 
 
 class Stream:
