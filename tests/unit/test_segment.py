@@ -173,7 +173,9 @@ def test_another_edition_of_the_same_range_has_files_of_its_own(tmp_path: Path) 
 
 
 @settings(deadline=None, max_examples=25)
-@given(segments=st.lists(st.tuples(st.integers(1, 50), rows_of(12)), min_size=0, max_size=12))
+@given(  # a range of a topic is in a pack once
+    segments=st.lists(st.tuples(st.integers(1, 50), rows_of(12)), min_size=0, max_size=12, unique_by=lambda each: (each[0], each[1][0].seq))
+)
 def test_a_pack_is_the_segments_one_after_another_and_a_directory(tmp_path_factory: pytest.TempPathFactory, segments: list) -> None:
     folder = tmp_path_factory.mktemp("pack")
     writer, builts = Writer(folder), []
