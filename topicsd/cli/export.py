@@ -17,17 +17,34 @@ EXIT_FAILED = 2
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
 @click.option("--topics", help="names, or prefixes with * at their end, with commas between them [all]")
 @click.option("--since", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="leave out the seqs that this manifest has")
+@click.option("--seal", is_flag=True, help="have the server seal the topics first")
+@click.option("--url", envvar="TOPICS_URL", default="http://127.0.0.1:4000", show_default=True, help="the server, for --seal [TOPICS_URL]")
+@click.option("--token", envvar="TOPICS_TOKEN", help="for --seal; it needs the scope admin [TOPICS_TOKEN]")
 @click.option("--prune", is_flag=True, help="leave out what the source no longer has, and remove files that no kept manifest needs")
 @click.option("--follow", is_flag=True, help="go on until SIGTERM or Ctrl-C")
 @click.option("--interval-ms", type=click.IntRange(min=1), default=10_000, show_default=True, help="time between two runs of --follow")
-def export(target: Path, data_dir: Path, topics: str | None, since: Path | None, prune: bool, follow: bool, interval_ms: int) -> None:
+def export(
+    target: Path,
+    data_dir: Path,
+    topics: str | None,
+    since: Path | None,
+    seal: bool,
+    url: str,
+    token: str | None,
+    prune: bool,
+    follow: bool,
+    interval_ms: int,
+) -> None:
     """Copy the sealed segments of a data directory, in use or not, and write a manifest. One line of JSON a run. Exit 2: nothing was committed."""
     import orjson
 
     from topicsd._native.segment import SegmentError
     from topicsd.lake import manifest
     from topicsd.lake.export import Exporter, VerifyError
+    from topicsd.lake.scan import matches
+    from topicsd.lake.server import Server, ServerError
     from topicsd.lake.sources import DirectorySource
+    from topicsd.snapshot import NewerSnapshotError
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT) if follow else ():
@@ -36,10 +53,15 @@ def export(target: Path, data_dir: Path, topics: str | None, since: Path | None,
     try:
         base = manifest.parse(since.read_bytes(), since) if since else None
         while True:
+            if seal:
+                server = Server(url, token)
+                for name in server.topics():
+                    if matches(name, wanted):
+                        server.seal(name)
             report = Exporter(DirectorySource(data_dir), target, topics=wanted, since=base, prune=prune, quiet=follow).run()
             click.echo(orjson.dumps(report.line()))
             if not follow or stop.wait(interval_ms / 1000):
                 return
-    except (OSError, SegmentError, VerifyError, manifest.ManifestError) as wrong:
+    except (OSError, SegmentError, VerifyError, ServerError, NewerSnapshotError, manifest.ManifestError) as wrong:
         click.echo(f"topicsd: {wrong}", err=True)
         sys.exit(EXIT_FAILED)
