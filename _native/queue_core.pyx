@@ -66,6 +66,14 @@ cdef uint8_t *_put_leb(uint8_t *at, uint64_t value) noexcept nogil:
     return at + 1
 
 
+cdef bint _is_among(const uint64_t *seqs, uint32_t count, uint64_t seq) noexcept nogil:
+    cdef uint32_t number
+    for number in range(count):
+        if seqs[number] == seq:
+            return True
+    return False
+
+
 cdef int _by_seq(const void *one, const void *other) noexcept nogil:
     cdef uint64_t first = (<const Grant *>one).seq, second = (<const Grant *>other).seq
     return (first > second) - (first < second)
@@ -288,6 +296,7 @@ cdef class QueueCore(Sequencer):
         free(copy)
         if batch.count == 0:
             batch.payload = 0
+        jobs_show(jobs, &self.core.regions.table[slot])    # an answer that waits for nothing reads the counters at once
         self._enqueue(&batch, self._write(&batch, False) if batch.count else -1)
 
     # ---- frames ---------------------------------------------------------------------------------------------------------------------
@@ -379,7 +388,7 @@ cdef class QueueCore(Sequencer):
         cdef Jobs *jobs
         cdef Job *job
         cdef lease_body *body
-        cdef uint64_t holder
+        cdef uint64_t holder, highest = 0
         cdef uint32_t number
         if (payload_bytes < sizeof(settle_command) or command.count > CLAIM_JOBS_MAX or command.verb < LEASE_ACK or command.verb > LEASE_EXTEND
                 or payload_bytes < sizeof(settle_command) + align8(command.node_bytes) + (16 if command.fenced else 8) * command.count):
@@ -403,6 +412,9 @@ cdef class QueueCore(Sequencer):
             job = job_of(jobs, seqs[number])
             if job == NULL or job.state != JOB_LEASED or job.holder != holder or (command.fenced and job.token != seqs[command.count + number]):
                 continue
+            if seqs[number] <= highest and _is_among(lease_seqs(batch.frame), body.count, seqs[number]):
+                continue    # named before in this call: an ack or a release has taken its lease, an extension counts once
+            highest = max(highest, seqs[number])
             batch.answer[number >> 3] |= 1 << (number & 7)
             lease_seqs(batch.frame)[body.count] = seqs[number]
             body.count += 1

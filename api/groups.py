@@ -216,6 +216,10 @@ class Ack(Route):
             "upto_offset": members.integer(body, "upto_offset"),
             "consumer": members.text(body, "consumer_id", limits.CONSUMER_BYTES_MAX),
         }
+        if "from_offset" in body:
+            command["from_offset"] = members.integer(body, "from_offset")
+            if command["consumer"] is None:
+                raise Invalid("from_offset", "only together with consumer_id: without one an ack settles all up to upto_offset")
         answer, completion = await self.context.calls.call(command)
         head = {"success": True, "topic": command["topic"], "group": name, "partition_id": 0}
         answers.send(resp, head | answer | {"performance": performance(exchange, completion.wal_us, completion.fsync_us)})

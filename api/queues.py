@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,26 @@ class Granted:
     still: list[bool]  # of the jobs that a work stream believed to hold
 
 
-async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, left: asyncio.Future[None] | None = None) -> Granted | None:
+class Leaving:
+    """Watch for a client that leaves, from the first time that somebody asks; the answer to a second question would be a cancelled first one's."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self) -> asyncio.Future[None]:
+        """Return what is done once the client has left."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._exchange.disconnected())
+        return self._task
+
+    def end(self) -> None:
+        """Look no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, left: Callable[[], asyncio.Future[None]]) -> Granted | None:
     """Claim once from the queue that has the name now; None: the client has left, and nothing is leased to it.
 
     `asked`: the arguments of work.encode_claim but for the topic id. Raises TopicNotFound, NotAQueue, StorageReadOnly, NotReady, Pressure.
@@ -116,7 +136,7 @@ async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, lef
             raise errors.TopicNotFound(topic)
         slot, topic_id = place
         token, future = await context.calls.send_queue(work.CLAIM, slot, work.encode_claim(topic_id, **asked))
-        completion, gone = await _answer_of(context, exchange, token, future, left)
+        completion, gone = await _answer_of(context, token, future, left)
         if completion.status == Outcome.MOVED:
             continue
         check(completion, topic)
@@ -129,21 +149,17 @@ async def ask(context: Context, exchange: Exchange, topic: str, asked: Json, lef
 
 
 async def _answer_of(
-    context: Context, exchange: Exchange, token: int, future: asyncio.Future[Completion], left: asyncio.Future[None] | None
+    context: Context, token: int, future: asyncio.Future[Completion], left: Callable[[], asyncio.Future[None]]
 ) -> tuple[Completion, bool]:
     """Await the answer of a claim; a client that leaves meanwhile leaves its cohort. The second value tells of it."""
     done, _ = await asyncio.wait((future,), timeout=PROMPT_S)
     if done:
         return future.result(), False
-    watched = left or asyncio.get_running_loop().create_task(exchange.disconnected())
-    try:
-        await asyncio.wait((future, watched), return_when=asyncio.FIRST_COMPLETED)
-        if not future.done():
-            await context.calls.send_leave(token)
-        return await future, watched.done()
-    finally:
-        if left is None:
-            watched.cancel()
+    watched = left()
+    await asyncio.wait((future, watched), return_when=asyncio.FIRST_COMPLETED)
+    if not future.done():
+        await context.calls.send_leave(token)
+    return await future, watched.done()
 
 
 def check(completion: Completion, topic: str) -> None:
@@ -205,13 +221,13 @@ class Claim(Route):
         wait_ms = min(members.integer(body, "wait_ms", 0), limits.CLAIM_WAIT_MS_MAX)
         topic = context.topic(exchange)
         check_queue(context, exchange.topic, topic)
-        granted = await ask(context, exchange, topic, asked)
-        if granted is not None and not granted.jobs and wait_ms:
-            context.shared.add_worker(context.ring, "long_polls")
-            try:
-                granted = await self._wait(exchange, topic, asked, granted, wait_ms)
-            finally:
-                context.shared.add_worker(context.ring, "long_polls", -1)
+        left = Leaving(exchange)
+        try:
+            granted = await ask(context, exchange, topic, asked, left)
+            if granted is not None and not granted.jobs and wait_ms:
+                granted = await self._wait(exchange, topic, asked, granted, wait_ms, left)
+        finally:
+            left.end()
         if granted is None:
             answers.send(resp, {"topic": topic, "claimed": [], "count": 0, "ready": 0, "performance": performance(exchange)})
             return
@@ -222,11 +238,12 @@ class Claim(Route):
         rest = b"]," + orjson.dumps(tail | {"performance": timing})[1:]
         answers.send(resp, head + b",".join(text for _, text in jobs) + rest)
 
-    async def _wait(self, exchange: Exchange, topic: str, asked: Json, empty: Granted, wait_ms: int) -> Granted | None:
+    async def _wait(self, exchange: Exchange, topic: str, asked: Json, empty: Granted, wait_ms: int, leaving: Leaving) -> Granted | None:
         """Claim again whenever the queue has moved, one claim of this worker and queue at a time: no herd for one job."""
         context, loop = self.context, asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
-        left = loop.create_task(exchange.disconnected())
+        left = leaving()
+        context.shared.add_worker(context.ring, "long_polls")
         turn = context.claim_turns.enter(exchange.topic)
         granted: Granted | None = empty
         try:
@@ -235,7 +252,7 @@ class Claim(Route):
                 slot = context.reader.find(exchange.topic)
                 moved = context.polls.enter(slot)
                 try:
-                    granted = await ask(context, exchange, topic, asked, left)
+                    granted = await ask(context, exchange, topic, asked, leaving)
                     if granted is None or granted.jobs or context.draining or loop.time() >= deadline:
                         break
                     await asyncio.wait((moved, left), timeout=max(deadline - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
@@ -244,7 +261,7 @@ class Claim(Route):
             return granted
         finally:
             context.claim_turns.leave(exchange.topic, turn)
-            left.cancel()
+            context.shared.add_worker(context.ring, "long_polls", -1)
 
 
 # ---- ack, nack, extend -------------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ SCHEMAS: dict[str, Schema] = {
         **INCLUDES,
     ),
     "Consumed": members({"topic": NAME, "group": TEXT, "records": RECORDS, "committed_offset": U64, "performance": ref("Performance")}),
-    "GroupAck": members({"upto_offset": U64}, consumer_id=TEXT, partition_id=COUNT),
+    "GroupAck": members({"upto_offset": U64}, from_offset=U64, consumer_id=TEXT, partition_id=COUNT),
     "GroupAcked": members({"topic": NAME, "group": TEXT, "performance": ref("Performance")}, acknowledged_offset=U64),
     "GroupReset": members({"to": OFFSET}),
     "Group": members({"topic": NAME, "group": TEXT}, performance=ref("Performance")),

@@ -329,7 +329,7 @@ class WorkStream:
         try:
             held = list(self._held.items())
             self._looked_s = asyncio.get_running_loop().time()
-            granted = await ask(self._context, self._exchange, self._topic, self._asked | {"held": held}, self._gone)
+            granted = await ask(self._context, self._exchange, self._topic, self._asked | {"held": held}, lambda: self._gone)
             if granted is None:
                 return False
             self._generation = generation

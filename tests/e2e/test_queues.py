@@ -283,3 +283,35 @@ def test_an_idle_stream_says_a_heartbeat_within_fifteen_seconds(launch: Callable
             text += line.recv(4096)
         assert 14.0 < time.monotonic() - begun < 20.0
         assert text.endswith(b"\n\n")
+
+
+def test_a_claim_waits_also_where_claims_are_gathered_into_cohorts(server: Server) -> None:
+    make(server, "q", claim_jitter_ms=100)
+    begun = time.monotonic()
+    assert claim(server, "q", wait_ms=1_000) == []
+    assert time.monotonic() - begun >= 1.0
+    got: list[list[int]] = []
+    waiting = [
+        threading.Thread(target=lambda n=n: got.append([job["$seq"] for job in claim(server, "q", f"w{n}", max=5, wait_ms=20_000)])) for n in range(2)
+    ]
+    for thread in waiting:
+        thread.start()
+    time.sleep(0.5)
+    post(server, at("q"), records=[{"data": n} for n in range(10)])
+    for thread in waiting:
+        thread.join(20.0)
+    assert sorted(map(sorted, got)) == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]] or sorted(sum(got, [])) == list(range(1, 11))
+
+
+def test_a_claim_tells_what_is_ready_behind_it_in_every_class(server: Server) -> None:
+    for durability in ("ephemeral", "memory", "disk", "fsync"):
+        make(server, durability, 3, durability=durability)
+        assert post(server, at(durability, "claim"), node="w", max=2)["ready"] == 1, durability
+        assert post(server, at(durability, "claim"), node="w", max=1)["ready"] == 0, durability
+
+
+def test_a_seq_that_comes_twice_is_extended_once(server: Server) -> None:
+    make(server, "q", 2)
+    claim(server, "q", "w", max=2)
+    answer = post(server, at("q", "extend"), node="w", seqs=[2, 2], lease_ms=1000)
+    assert (answer["extended"], answer["skipped"], list(answer["deadlines"])) == (1, [2], ["2"])

@@ -65,9 +65,10 @@ class Group:
             return None
         return Grant(first, min(last, head, max(first, earliest) + limit - 1), deliveries + 1)
 
-    def owned(self, consumer: str, upto: int) -> list[tuple[int, int]]:
-        """Return the parts, up to a seq, of the ranges that a consumer has."""
-        return [(first, min(last, upto)) for first, last, lease in self.leases if first <= upto and lease.consumer == consumer]
+    def owned(self, consumer: str, lowest: int, upto: int) -> list[tuple[int, int]]:
+        """Return the parts, between two seqs, of the ranges that a consumer has."""
+        owned = [(first, last) for first, last, lease in self.leases if first <= upto and last >= lowest and lease.consumer == consumer]
+        return [(max(first, lowest), min(last, upto)) for first, last in owned]
 
     # ---- events --------------------------------------------------------------------------------------------------------------------
 

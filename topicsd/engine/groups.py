@@ -118,7 +118,8 @@ class Groups:
         first, last = command["first"], command["last"]
         if group is None or command["epoch"] != topic["topic_id"]:
             return self._answer({})
-        mine = [each for each in group.owned(command["consumer"], last) if each[1] >= first]
+        mine = group.owned(command["consumer"], 0, last)
+        mine = [each for each in mine if each[1] >= first]
         for each_first, each_last in mine:
             each_first = max(each_first, first)
             event: Json = {"k": "settle", "r": [[each_first, each_last]]} if command.get("settle") else {"k": "free", "f": each_first, "l": each_last}
@@ -142,7 +143,7 @@ class Groups:
         if command["consumer"] is None:
             ranges = [(group.committed + 1, upto)] if upto > group.committed else []
         else:
-            ranges = group.owned(command["consumer"], upto)
+            ranges = group.owned(command["consumer"], command.get("from_offset", 0), upto)
         before = group.committed
         if ranges:
             event = {"k": "settle", "r": [list(each) for each in ranges]}
