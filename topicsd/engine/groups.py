@@ -118,10 +118,8 @@ class Groups:
         first, last = command["first"], command["last"]
         if group is None or command["epoch"] != topic["topic_id"]:
             return self._answer({})
-        mine = group.owned(command["consumer"], 0, last)
-        mine = [each for each in mine if each[1] >= first]
+        mine = group.owned(command["consumer"], first, last)
         for each_first, each_last in mine:
-            each_first = max(each_first, first)
             event: Json = {"k": "settle", "r": [[each_first, each_last]]} if command.get("settle") else {"k": "free", "f": each_first, "l": each_last}
             self._log(topic, command["group"], event)
             self._apply(group, event, self.engine.clock.mono_ms())
