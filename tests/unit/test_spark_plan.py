@@ -46,7 +46,7 @@ def seqs(partitions: list[list[Piece]]) -> list[tuple[str, int]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32), bytes_max=st.integers(1, 20_000))
+@given(seed=st.integers(0, 2**32), bytes_max=st.integers(10_000, 40_000))
 def test_a_batch_reads_each_seq_once_in_partitions_of_the_size_that_is_asked_for(seed: int, bytes_max: int) -> None:
     rng = random.Random(seed)
     topics = []
@@ -55,9 +55,17 @@ def test_a_batch_reads_each_seq_once_in_partitions_of_the_size_that_is_asked_for
         topics.append(topic(f"t{number}", *((a, b - 1) for a, b in itertools.pairwise(cuts))))
     found = plan.batch(manifest(*topics), ROOT, told(maxPartitionBytes=bytes_max))
     assert seqs(found) == [(one.name, seq) for one in topics for seq in range(one.first_seq, one.next_seq)]
-    for pieces in found:
-        weights = [(piece.last_seq - piece.first_seq + 1) * 100 + plan.PIECE_BYTES for piece in pieces]
-        assert len(pieces) == 1 or sum(weights) <= bytes_max + 100 * len(pieces)
+    weights = [sum((piece.last_seq - piece.first_seq + 1) * 100 + plan.PIECE_BYTES for piece in pieces) for pieces in found]
+    for pieces, weight in zip(found, weights, strict=True):
+        assert len(pieces) == 1 or weight <= bytes_max * 1.02 + 2 * plan.PIECE_BYTES + 100
+
+
+def test_the_partitions_of_a_batch_are_alike() -> None:
+    found = manifest(topic("a", *((first, first + 99_999) for first in range(1, 600_001, 100_000)), record_bytes=330))
+    partitions = plan.batch(found, ROOT, told())
+    assert [len(seqs([pieces])) for pieces in partitions] == pytest.approx([300_000, 300_000], rel=0.02)
+    partitions = plan.batch(manifest(topic("a", (1, 1_000_000), record_bytes=330)), ROOT, told())
+    assert [len(seqs([pieces])) for pieces in partitions] == pytest.approx([333_333] * 3, rel=0.02)
 
 
 def test_a_hundred_thousand_tiny_topics_share_few_partitions() -> None:

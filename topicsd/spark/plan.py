@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from topicsd._native.segment_scan import GapError
-from topicsd.lake.manifest import Manifest, Row, Topic
+from topicsd.lake.manifest import Manifest, Topic
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
 from topicsd.spark.options import Offsets, OptionError, Options, offsets_of
@@ -52,12 +52,14 @@ def batch(manifest: Manifest, root: Path, options: Options) -> list[list[Piece]]
     topics = chosen(manifest, options)
     begin = bound(topics, options.starting, "startingOffsets")
     end = offsets(topics, end=True) if options.ending == "latest" else bound(topics, options.ending, "endingOffsets")
-    weighed = (
-        weighed_piece
+    weighed = [
+        one
         for name, topic in topics.items()
-        for weighed_piece in _weighed(topic, root, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq), options)
-    )
-    return list(packed(weighed, options.partition_bytes))
+        for one in _weighed(topic, root, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq), options)
+    ]
+    total = sum(size for _, size in weighed)
+    partitions = max(-(-total // options.partition_bytes), 1)
+    return list(evenly(weighed, -(-total // partitions)))
 
 
 def _weighed(topic: Topic, root: Path, first_seq: int, end_seq: int, options: Options) -> Iterator[tuple[Piece, int]]:
@@ -69,29 +71,28 @@ def _weighed(topic: Topic, root: Path, first_seq: int, end_seq: int, options: Op
         row = rows[piece.place.first_seq]
         if (options.since is not None and row.last_ts < options.since) or (options.until is not None and row.first_ts >= options.until):
             continue
-        yield from _cut(piece, row, options.partition_bytes)
+        seqs = piece.last_seq - piece.first_seq + 1
+        yield piece, (row.end_offset - row.data_offset) * seqs // (row.segment_last - row.segment_first + 1) + PIECE_BYTES
 
 
-def _cut(piece: Piece, row: Row, bytes_max: int) -> Iterator[tuple[Piece, int]]:
-    """Cut a piece that is too large for one partition, by seqs: records of one segment are much alike."""
-    seqs = piece.last_seq - piece.first_seq + 1
-    size = (row.end_offset - row.data_offset) * seqs // (row.segment_last - row.segment_first + 1)
-    cuts = min(max(-(-size // bytes_max), 1), seqs)
-    for number in range(cuts):
-        first, end = (piece.first_seq + seqs * k // cuts for k in (number, number + 1))
-        yield replace(piece, first_seq=first, last_seq=end - 1), size // cuts + PIECE_BYTES
-
-
-def packed(weighed: Iterable[tuple[Piece, int]], bytes_max: int) -> Iterator[list[Piece]]:
-    """Partitions of at most bytes_max, or of one piece."""
+def evenly(weighed: Iterable[tuple[Piece, int]], target: int) -> Iterator[list[Piece]]:
+    """Partitions of about `target` bytes: the last one to end makes the query wait. Large pieces are cut by seqs, whose records are much alike."""
     out: list[Piece] = []
-    total = 0
-    for piece, size in weighed:
-        if out and total + size > bytes_max:
+    room = target
+    for whole, weight in weighed:
+        piece, size = whole, weight
+        while size > room + target // 50:
+            seqs = piece.last_seq - piece.first_seq + 1
+            share = min(seqs * room // size, seqs - 1)
+            if piece.place is not None and size > target // 20 and share > 0:
+                out.append(replace(piece, last_seq=piece.first_seq + share - 1))
+                piece, size = replace(piece, first_seq=piece.first_seq + share), size - size * share // seqs
+            elif not out:
+                break  # one record, or a range, that is larger than a partition
             yield out
-            out, total = [], 0
+            out, room = [], target
         out.append(piece)
-        total += size
+        room -= size
     if out:
         yield out
 
