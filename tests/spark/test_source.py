@@ -59,6 +59,13 @@ def test_columns_topics_and_times_are_pruned(spark: Any, lake: Lake) -> None:
     assert ids(found) == [("b.x", 50), ("b.x", 51), ("b.x", 52)]
 
 
+def test_nothing_to_read_is_no_row(spark: Any, lake: Lake) -> None:
+    lake.write("a", records(1, 3))
+    lake.export()
+    assert load(spark, lake, topics="nobody").count() == 0
+    assert load(spark, lake, startingOffsets="latest").collect() == []
+
+
 def test_damage_fails_the_query_and_names_the_seq_or_is_a_row(spark: Any, lake: Lake) -> None:
     flip(lake.write("a", records(1, 100)), 42)
     lake.export()

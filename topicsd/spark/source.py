@@ -68,7 +68,8 @@ class BatchReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[Pieces]:
-        return [Pieces(pieces) for pieces in plan.batch(newest(self.options), Path(self.options.path), self.options)]
+        partitions = plan.batch(newest(self.options), Path(self.options.path), self.options)
+        return [Pieces(pieces) for pieces in partitions or [[]]]  # Spark puts one of its own in the place of none
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
         return read(self.options, partition.pieces)
