@@ -258,21 +258,21 @@ def test_an_empty_consume_has_the_members_of_a_diff(server):
 
 
 def test_the_metrics_show_each_group_and_how_far_it_is_behind(server):
-    fill(server, "c12", 7)
-    consume(server, "c12", group="m", limit=4)
-    ack(server, "c12", 3, group="m")
+    fill(server, "shown", 7)
+    consume(server, "shown", group="m", limit=4)
+    ack(server, "shown", 3, group="m")
     text = server.ask("GET", "/v0/metrics")[1].decode()
-    assert 'topics_group_lag{topic="c12",group="m"} 4\n' in text and 'topics_group_leased{topic="c12",group="m"} 1\n' in text
+    assert 'topics_group_lag{topic="shown",group="m"} 4\n' in text and 'topics_group_leased{topic="shown",group="m"} 1\n' in text
     assert "\ntopics_group_metrics_truncated 0\n" in text
 
 
 def test_an_ack_from_an_offset_on_leaves_a_range_whose_answer_was_lost(server):
-    fill(server, "c13", 20)
-    consume(server, "c13", limit=10, consumer_id="w", visibility_timeout_ms=1000)  # its answer is lost
-    page = consume(server, "c13", limit=10, consumer_id="w")[1]
+    fill(server, "lost", 20)
+    consume(server, "lost", limit=10, consumer_id="w", visibility_timeout_ms=1000)  # its answer is lost
+    page = consume(server, "lost", limit=10, consumer_id="w")[1]
     assert (page["first_offset"], page["last_offset"]) == (11, 20)
-    assert ack(server, "c13", 20, from_offset=11)[1]["error"]["detail"]["field"] == "from_offset"
-    answer = ack(server, "c13", 20, from_offset=11, consumer_id="w")[1]
+    assert ack(server, "lost", 20, from_offset=11)[1]["error"]["detail"]["field"] == "from_offset"
+    answer = ack(server, "lost", 20, from_offset=11, consumer_id="w")[1]
     assert (answer["settled"], answer["acknowledged_offset"]) == (10, 0)
-    server.until(lambda: [record["$seq"] for record in consume(server, "c13", consumer_id="other")[1]["records"]] == list(range(1, 11)))
-    assert ack(server, "c13", 10, from_offset=1, consumer_id="other")[1]["acknowledged_offset"] == 20
+    server.until(lambda: [record["$seq"] for record in consume(server, "lost", consumer_id="other")[1]["records"]] == list(range(1, 11)))
+    assert ack(server, "lost", 10, from_offset=1, consumer_id="other")[1]["acknowledged_offset"] == 20
