@@ -139,6 +139,7 @@ class Lane(Connection):
             lost(exc)
             return
         protocol.ASGIProtocol.connection_lost(self, exc)
+        self._callback_parser = None  # it holds this object, and the garbage collector does not see through it
 
     def client_has_finished(self) -> None:
         """Take in that the client sent its last byte before the message that comes now was handed on."""

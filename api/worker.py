@@ -63,6 +63,7 @@ class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
             self.worker.count("connections", -1)
         self._head_timer.cancel()
         super().connection_lost(exc)
+        self._callback_parser = None  # it holds this object, and the garbage collector does not see through it
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in; hold back what belongs to the next request until this one is answered.

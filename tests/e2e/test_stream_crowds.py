@@ -157,6 +157,15 @@ def test_an_idle_stream_costs_at_most_32_kib(tmp_path: Path, streams: int) -> No
             line.close()
 
 
+def connect_and_reset(server: Server, wids: list[str]) -> None:
+    for number, wid in enumerate(wids):
+        line = open_raw(server, wid)
+        if number % 2:
+            line.recv(1024)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        line.close()
+
+
 @pytest.mark.timeout(120)
 def test_a_thousand_streams_that_are_reset_leave_nothing_behind(tmp_path: Path) -> None:
     with Server(tmp_path, TOPICS_WORKERS=2) as server:
@@ -167,19 +176,18 @@ def test_a_thousand_streams_that_are_reset_leave_nothing_behind(tmp_path: Path) 
             open_raw(server, wid).close()
         server.until(lambda: metric(server, "topics_sse_connections") == 0)
         workers = server.children("worker")
-        before, memory = descriptors(workers), private_bytes(workers)
-        for number, wid in enumerate(wids):
-            line = open_raw(server, wid)
-            if number % 2:
-                line.recv(1024)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            line.close()
+        before = descriptors(workers)
+        connect_and_reset(server, wids)
         deadline = time.monotonic() + 5
         left = (before + 1, 1, 2)  # descriptors, streams, connections (one asks)
         while not (left[0] <= before and left[1:] == (0, 1)) and time.monotonic() < deadline:
             left = (descriptors(workers), metric(server, "topics_sse_connections"), metric(server, "topics_http_connections"))
         assert left[0] <= before and left[1:] == (0, 1)
-        assert private_bytes(workers) - memory < 8 * MIB, "8 KiB a stream would be a leak"
+        grown = [private_bytes(workers)]
+        while len(grown) < 20 and (len(grown) == 1 or grown[-1] - grown[-2] >= 2 * MIB):  # gunicorn lets go of a connection 3 s after its end
+            connect_and_reset(server, wids)
+            grown.append(private_bytes(workers))
+        assert grown[-1] - grown[-2] < 2 * MIB, f"it grows by each thousand: {grown}"
         assert server.children("worker") == workers
 
 
