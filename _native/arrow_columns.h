@@ -147,32 +147,6 @@ static inline int text_put_plain(struct column_text *text, uint64_t count, const
     return 0;
 }
 
-static inline uint32_t utf8_put(uint8_t *out, uint32_t code)
-{
-    if (code >= 0xD800 && code <= 0xDFFF)
-        code = 0xFFFD; /* a lone surrogate has no UTF-8 */
-    if (code < 0x80) {
-        out[0] = (uint8_t)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (uint8_t)(0xC0 | code >> 6);
-        out[1] = (uint8_t)(0x80 | (code & 63));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (uint8_t)(0xE0 | code >> 12);
-        out[1] = (uint8_t)(0x80 | (code >> 6 & 63));
-        out[2] = (uint8_t)(0x80 | (code & 63));
-        return 3;
-    }
-    out[0] = (uint8_t)(0xF0 | code >> 18);
-    out[1] = (uint8_t)(0x80 | (code >> 12 & 63));
-    out[2] = (uint8_t)(0x80 | (code >> 6 & 63));
-    out[3] = (uint8_t)(0x80 | (code & 63));
-    return 4;
-}
-
 /* The inside of a valid JSON string, decoded: it never becomes longer. */
 static int text_put_json(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
 {
@@ -190,7 +164,8 @@ static int text_put_json(struct column_text *text, uint64_t count, const uint8_t
             *out++ = *from++;
         } else {
             from++;
-            out += utf8_put(out, text_escape(&from, end));
+            uint32_t code = text_escape(&from, end);
+            out += utf8_put(out, code >= 0xD800 && code <= 0xDFFF ? 0xFFFD : code); /* a lone surrogate has no UTF-8 */
         }
     }
     text->offsets[count + 1] = (int32_t)(out - text->bytes);

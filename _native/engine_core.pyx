@@ -106,18 +106,7 @@ cdef class EngineCore(QueueDoor):
     def append_frame(self, uint32_t slot, bytes frame, uint64_t token, uint64_t wall_ms, int64_t mono_ms):
         """Append one encoded frame (library mode); the answer comes through `take_finished`."""
         cdef Batch batch
-        memset(&batch, 0, sizeof(batch))
-        batch.kind = BATCH_APPEND
-        batch.ring = -1
-        batch.token = token
-        batch.slot = slot
-        batch.topic_id = self.core.regions.table[slot].topic_id
-        batch.frame = <frame_header *>malloc(len(frame))
-        if batch.frame == NULL:
-            raise MemoryError
-        memcpy(batch.frame, PyBytes_AS_STRING(frame), len(frame))
-        batch.owned = 1
-        batch.started_ns = clock_mono_ns()
+        self._append_of(&batch, slot, frame, token)
         self.core.wall_ms = wall_ms
         self.core.mono_ms = mono_ms
         with nogil:

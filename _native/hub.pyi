@@ -8,9 +8,7 @@ from topicsd._native.reader import Reader
 from topicsd._native.regions import Shared
 from topicsd._native.scan import Limits
 
-class Connection:
-    def check(self) -> None: ...
-    def abort(self) -> None: ...
+class Connection: ...
 
 class Hub(Port):
     native: bool

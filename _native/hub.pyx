@@ -45,19 +45,10 @@ cdef const char *HEX = b"0123456789abcdef"
 
 
 cdef class Connection:
-    """What the hub knows of a connection (Front is one): that it has to be looked at."""
+    """What the hub knows of a connection (Front is one): that it has to be looked at. A Front has `check` and `abort` besides."""
 
     cdef advance(self):
-        """Answer what is done, then go on reading."""
-        raise NotImplementedError
-
-    def check(self):
-        """Cut off a peer that is too slow or idle."""
-        raise NotImplementedError
-
-    def abort(self):
-        """Cut the connection off."""
-        raise NotImplementedError
+        """Answer what is done, then go on reading. One that only this class knows has nothing to answer."""
 
 
 cdef class Hub(Port):

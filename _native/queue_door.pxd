@@ -12,7 +12,7 @@
 # `letters`; what is still live in its old topic when the walk is over was cut off between its two frames.
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from topicsd._native.batch cimport Queue
+from topicsd._native.batch cimport Batch, Queue
 from topicsd._native.jobs cimport Job, Jobs
 from topicsd._native.layout cimport frame_header, topic_slot
 from topicsd._native.queue_core cimport QueueCore
@@ -37,6 +37,7 @@ cdef class QueueDoor(QueueCore):
 
     cdef uint32_t _apply_settle(self, Jobs *jobs, Job *job, const lease_body *body, int64_t due_ms) noexcept nogil
     cdef bint _is_live(self, const topic_slot *topic, uint64_t seq) noexcept nogil
+    cdef int _append_of(self, Batch *batch, uint32_t slot, bytes frame, uint64_t token) except -1
     cdef uint64_t _remove(self, uint32_t slot, uint8_t verb, const uint64_t *seqs, uint32_t count) noexcept nogil
     cdef void _count_fresh(self, uint32_t slot, Jobs *jobs) noexcept nogil
     cdef int replay_lease(self, const frame_header *frame) noexcept nogil

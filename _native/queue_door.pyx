@@ -302,11 +302,9 @@ cdef class QueueDoor(QueueCore):
         free(wanted)
         return removed
 
-    def append_moved(self, uint32_t slot, bytes frame, uint64_t token):
-        """Append a record that comes from another topic and see it published or refused; return (outcome, seq)."""
-        cdef Batch batch
-        cdef uint64_t place
-        memset(&batch, 0, sizeof(batch))
+    cdef int _append_of(self, Batch *batch, uint32_t slot, bytes frame, uint64_t token) except -1:
+        """Make a batch of one encoded append that no ring has brought."""
+        memset(batch, 0, sizeof(Batch))
         batch.kind = BATCH_APPEND
         batch.ring = -1
         batch.token = token
@@ -318,6 +316,13 @@ cdef class QueueDoor(QueueCore):
         memcpy(batch.frame, PyBytes_AS_STRING(frame), len(frame))
         batch.owned = 1
         batch.started_ns = clock_mono_ns()
+        return 0
+
+    def append_moved(self, uint32_t slot, bytes frame, uint64_t token):
+        """Append a record that comes from another topic and see it published or refused; return (outcome, seq)."""
+        cdef Batch batch
+        cdef uint64_t place
+        self._append_of(&batch, slot, frame, token)
         with nogil:
             self.admit(&batch)
         self.wait_synced(slot)

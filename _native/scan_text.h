@@ -12,6 +12,7 @@
 #define TOPICSD_SCAN_TEXT_H
 
 #include "json_scan.h"
+#include "utf8.h"
 
 struct text_size {
     uint32_t stored;     /* canonical bytes */
@@ -77,27 +78,13 @@ static uint32_t text_put(uint8_t *out, uint32_t code, uint32_t *decoded)
         out[0] = (uint8_t)code;
         return 1;
     }
-    if (code < 0x800) {
-        *decoded += 2;
-        out[0] = (uint8_t)(0xC0 | code >> 6);
-        out[1] = (uint8_t)(0x80 | (code & 63));
-        return 2;
-    }
-    if (code < 0x10000) {
+    if (code >= 0xD800 && code <= 0xDFFF) {
         *decoded += 3;
-        if (code >= 0xD800 && code <= 0xDFFF)
-            return text_put_hex(out, code);
-        out[0] = (uint8_t)(0xE0 | code >> 12);
-        out[1] = (uint8_t)(0x80 | (code >> 6 & 63));
-        out[2] = (uint8_t)(0x80 | (code & 63));
-        return 3;
+        return text_put_hex(out, code);
     }
-    *decoded += 4;
-    out[0] = (uint8_t)(0xF0 | code >> 18);
-    out[1] = (uint8_t)(0x80 | (code >> 12 & 63));
-    out[2] = (uint8_t)(0x80 | (code >> 6 & 63));
-    out[3] = (uint8_t)(0x80 | (code & 63));
-    return 4;
+    uint32_t size = utf8_put(out, code);
+    *decoded += size;
+    return size;
 }
 
 /* Canonicalises the inside of a valid JSON string. `out` has room for `end - p` bytes, or is NULL: then it only measures. */

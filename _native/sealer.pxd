@@ -13,7 +13,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.files cimport FileSystem
 from topicsd._native.layout cimport index_entry, record_entry, segment_body
-from topicsd._native.maps cimport Maps
+from topicsd._native.maps cimport Map, Maps
 from topicsd._native.regions cimport Shared
 from topicsd._native.segment_build cimport SegmentBuilder, SegmentRecord
 from topicsd._native.segment_pack cimport PackBuilder
@@ -62,5 +62,6 @@ cdef class Sealer:
     cdef int one(self, const index_entry *entry) noexcept nogil
     cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
     cdef const record_entry *shown(self, const record_entry *record, uint32_t flags) noexcept nogil
+    cdef const Map *_map_of(self, uint32_t shard, uint64_t position) noexcept nogil
     cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
     cdef int _check(self, int result) except -1

@@ -360,21 +360,26 @@ cdef class Sealer:
         out.length_flags |= <uint32_t>align8(at - self.copy)
         return out
 
-    cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
-        """The same for a router's copy: the frame is its source's, and may hold records of other topics' seqs."""
-        cdef const uint8_t *base = NULL
-        cdef const frame_header *frame
-        cdef uint64_t back = sizeof(frame_header), size = 0
+    cdef const Map *_map_of(self, uint32_t shard, uint64_t position) noexcept nogil:
+        cdef const Map *map
         cdef uint32_t number
-        cdef Map *map
-        if shard == self.copy_shard and self.copy_first <= position < self.copy_end:
-            return True
         for number in range(self.maps.count):
             map = &self.maps.list[number]
             if map.shard == shard and map.first_position <= position < map.first_position + map.bytes:
-                base, size = map.base, map.bytes
-        if base == NULL:
+                return map
+        return NULL
+
+    cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
+        """The same for a router's copy: the frame is its source's, and may hold records of other topics' seqs."""
+        cdef const uint8_t *base
+        cdef const frame_header *frame
+        cdef uint64_t back = sizeof(frame_header), size
+        cdef const Map *map = self._map_of(shard, position)
+        if shard == self.copy_shard and self.copy_first <= position < self.copy_end:
+            return True
+        if map == NULL:
             return False
+        base, size = map.base, map.bytes
         while <uint64_t>(record - base) >= back:
             frame = <const frame_header *>(record - back)
             if frame.magic == FRAME_MAGIC and frame.position == position - back and frame.type == FRAME_APPEND and frame.length > back:
@@ -389,17 +394,13 @@ cdef class Sealer:
 
     cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
         """Find the frame around a record and verify it: what is sealed gets a checksum of its own, so it must be right."""
-        cdef const uint8_t *base = NULL
+        cdef const uint8_t *base
         cdef const frame_header *frame
-        cdef uint64_t back = sizeof(frame_header), size = 0, synced
-        cdef uint32_t number
-        cdef Map *map
-        for number in range(self.maps.count):
-            map = &self.maps.list[number]
-            if map.shard == shard and map.first_position <= position < map.first_position + map.bytes:
-                base, size = map.base, map.bytes
-        if base == NULL:
+        cdef uint64_t back = sizeof(frame_header), size, synced
+        cdef const Map *map = self._map_of(shard, position)
+        if map == NULL:
             return False
+        base, size = map.base, map.bytes
         synced = load_acquire_64(&self.shared.r.control.shards[shard].synced)
         while <uint64_t>(record - base) >= back:
             frame = <const frame_header *>(record - back)

@@ -20,13 +20,13 @@ def work(port: int, group: str, limit: int, counted: list[int], latencies: dict[
     line, body = Line(port), json.dumps({"start": "earliest", "limit": limit, "timeout_seconds": 0}).encode()
     while True:
         begun = time.perf_counter()
-        page = json.loads(line.call(f"/v0/topics/work/groups/{group}/consume", body))
+        page = json.loads(line.call(f"/v0/topics/jobs/groups/{group}/consume", body))
         latencies["consume"].append((time.perf_counter() - begun) * 1e6)
         if not page["records"]:
             return
         begun = time.perf_counter()
         ack = json.dumps({"upto_offset": page["last_offset"]})
-        line.call(f"/v0/topics/work/groups/{group}/ack", ack.encode())
+        line.call(f"/v0/topics/jobs/groups/{group}/ack", ack.encode())
         latencies["ack"].append((time.perf_counter() - begun) * 1e6)
         counted.append(len(page["records"]))
 
@@ -41,11 +41,11 @@ def main() -> None:
     options = parser.parse_args()
     server = Topicsd(1)
     try:
-        server.make("work", "disk")
+        server.make("jobs", "disk")
         batch = json.dumps({"records": [{"data": {"type": "resize", "url": "s3://b/x.png"}}] * 1000}).encode()
         line = Line(server.port)
         for _ in range(options.records // 1000):
-            line.call("/v0/topics/work?return_seqs=false", batch)
+            line.call("/v0/topics/jobs?return_seqs=false", batch)
         rates = []
         for turn in range(options.turns):
             counted: list[int] = []

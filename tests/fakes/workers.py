@@ -17,18 +17,18 @@ class Workers:
     """Claim, ack, nack and extend on a Library. Names and answers as A §10 has them; a claim that waits for its cohort answers by `answers`."""
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self.engine_house = library
         self.tokens = itertools.count(1 << 40)
         self.held: dict[int, tuple[str, int, list[int]]] = {}
 
     def slot(self, queue: str) -> int:
-        slot = self.library.sequencer.find(queue.encode())
+        slot = self.engine_house.sequencer.find(queue.encode())
         if slot is None:
             raise Refused("topic_not_found")
         return int(slot)
 
     def _send(self, kind: int, queue: str, payload: bytes) -> int:
-        library, token = self.library, next(self.tokens)
+        library, token = self.engine_house, next(self.tokens)
         library.sequencer.queue_call(kind, self.slot(queue), payload, token, library.clock.wall_ms(), library.clock.mono_ms())
         library.sequencer.flush()
         library.engine.queues.serve()
@@ -39,12 +39,12 @@ class Workers:
     def answers(self) -> dict[int, Any]:
         """Take the answers there are, completions by token."""
         got = {}
-        while (found := self.library.sequencer.take_lease()) is not None:
+        while (found := self.engine_house.sequencer.take_lease()) is not None:
             got[found[0]] = work.completion_of(*found[1:])
         return got
 
     def _topic_id(self, queue: str) -> int:
-        return int(self.library.sequencer.topic(self.slot(queue))["topic_id"])
+        return int(self.engine_house.sequencer.topic(self.slot(queue))["topic_id"])
 
     def send_claim(self, queue: str, node: str = "w", most: int = 1, lease_ms: int = 0) -> int:
         return self._send(work.CLAIM, queue, work.encode_claim(self._topic_id(queue), node.encode(), most, lease_ms))
@@ -54,7 +54,7 @@ class Workers:
         token = self.send_claim(queue, node, most, lease_ms)
         answers = self.answers()
         if token not in answers:
-            self.library.sequencer.sync()
+            self.engine_house.sequencer.sync()
             answers = self.answers()
         return self.jobs(queue, answers[token])
 
@@ -62,8 +62,8 @@ class Workers:
         if completion.status:
             raise Refused(OUTCOMES[completion.status])
         _, jobs = work.granted(completion.payload, completion.count, completion.first_seq)
-        now_ms = self.library.clock.wall_ms()
-        rendered = work.render_jobs(self.library.reader, self.slot(queue), self._topic_id(queue), jobs, completion.values[2], now_ms)
+        now_ms = self.engine_house.clock.wall_ms()
+        rendered = work.render_jobs(self.engine_house.reader, self.slot(queue), self._topic_id(queue), jobs, completion.values[2], now_ms)
         return [json.loads(each) for each in rendered if each is not None]
 
     def work(self, queue: str, node: str, most: int, held: list[tuple[int, int]]) -> tuple[list[bool], list[tuple[int, int, int]]]:
@@ -77,7 +77,7 @@ class Workers:
         token = self._send(work.SETTLE, queue, work.encode_settle(self._topic_id(queue), verb, node.encode(), seqs, ms, tokens))
         answers = self.answers()
         if token not in answers:
-            self.library.sequencer.sync()
+            self.engine_house.sequencer.sync()
             answers = self.answers()
         completion = answers[token]
         if completion.status:
@@ -99,7 +99,7 @@ class Workers:
 
     def counters(self, queue: str) -> tuple[int, int, int]:
         """Return (ready, in flight, dead-lettered), with all that is due by now."""
-        self.library.sequencer.set_now(self.library.clock.wall_ms(), self.library.clock.mono_ms())
-        self.library.engine.tick()
-        body = json.loads(self.library.reader.state(self.slot(queue), self.library.clock.wall_ms(), False, 0))["queue"]
+        self.engine_house.sequencer.set_now(self.engine_house.clock.wall_ms(), self.engine_house.clock.mono_ms())
+        self.engine_house.engine.tick()
+        body = json.loads(self.engine_house.reader.state(self.slot(queue), self.engine_house.clock.wall_ms(), False, 0))["queue"]
         return body["ready"], body["in_flight"], body["dead_lettered"]

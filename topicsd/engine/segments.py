@@ -1,8 +1,8 @@
 """Sealed ranges: what the writer decides about them (ARCHITECTURE section 5).
 
 The keeper builds segments of what it sees and hands their rows over; here a row is checked, logged and published. From its FRAME_SEGMENT on the
-records of its range stand in the segment; replay of the frame does the same. A delete of sealed records is a bit in the row's marks; it becomes
-a flag byte in the file only at a checkpoint, after the marks stand in a snapshot: so no file says more than what replay starts from.
+records of its range stand in the segment; replay of the frame does the same. A delete of sealed records is a bit in the row's marks, in memory and in
+snapshots: the files themselves never change.
 """
 
 from __future__ import annotations

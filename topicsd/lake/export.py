@@ -26,6 +26,7 @@ from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
 from topicsd.lake.sources import Sealed, Source, SourceTopic
 from topicsd.segments.names import Place
+from topicsd.segments.repair import sync_folder
 
 SMALL_BYTES = 1 << 20  # segments below share a file
 BUNDLE_BYTES = 64 << 20  # a shared file is closed above
@@ -105,7 +106,7 @@ class Exporter:
         finally:
             for path in (self.root / PARTS).glob(f"*.{self._run}.tmp"):
                 path.unlink(missing_ok=True)
-        manifests.sync_folder(self.root / PARTS)
+        sync_folder(self.root / PARTS)
         made = self._commit(seen, previous)
         if self._prune:
             self._remove_litter()

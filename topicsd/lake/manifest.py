@@ -15,6 +15,7 @@ import xxhash
 
 from topicsd.lake.pieces import Piece
 from topicsd.segments.names import Place, Spot
+from topicsd.segments.repair import sync_folder
 
 FORMAT, FORMAT_VERSION = "topicsd-export", 1
 MANIFESTS, PARTS = "manifests", "parts"
@@ -186,15 +187,6 @@ def commit(root: Path, manifest: Manifest) -> bool:
         unfinished.unlink(missing_ok=True)
     sync_folder(final.parent)
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of a directory durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def without(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:
