@@ -42,6 +42,11 @@ def counters(server: Server, queue: str) -> dict[str, int]:
     return dict(server.call("GET", at(queue)).json["queue"])
 
 
+def waits(server: Server) -> int:
+    """Return how many claims wait for jobs."""
+    return int(server.metrics()["topics_http_long_polls"])
+
+
 def open_stream(server: Server, queue: str, query: str) -> socket.socket:
     line = socket.create_connection(server.address, 20.0)
     line.sendall(f"GET {at(queue, 'work')}?{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -59,7 +64,7 @@ def test_a_waiting_claim_is_answered_by_the_next_job_and_each_job_wakes_one(serv
     waiting = [threading.Thread(target=wait, args=(f"w{n}",)) for n in range(6)]
     for thread in waiting:
         thread.start()
-    time.sleep(0.3)
+    assert eventually(lambda: waits(server) == 6)
     begun = time.monotonic()
     for number in range(6):
         post(server, at("q"), records=[{"data": number}])
@@ -79,7 +84,7 @@ def test_a_waiting_claim_ends_with_its_time_and_with_its_queue(server: Server) -
     told: list[int] = []
     waiting = threading.Thread(target=lambda: told.append(server.call("POST", at("q", "claim"), as_json({"node": "w", "wait_ms": 20_000})).status))
     waiting.start()
-    time.sleep(0.3)
+    assert eventually(lambda: waits(server) == 1)
     server.call("DELETE", at("q"))
     waiting.join(10.0)
     assert told == [404]
@@ -93,13 +98,13 @@ def test_a_waiting_claim_gets_a_job_whose_lease_lapses(server: Server) -> None:
 
 
 def test_who_leaves_a_cohort_leaves_its_share_to_the_others(server: Server) -> None:
-    make(server, "q", 20, claim_jitter_ms=1_000)
+    make(server, "q", 20, claim_jitter_ms=2_000)
     body = as_json({"node": "leaver", "max": 20})
     leaver = socket.create_connection(server.address, 10.0)
     leaver.sendall(
         f"POST {at('q', 'claim')} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     )
-    time.sleep(0.2)
+    assert eventually(lambda: server.metrics()["topics_http_requests_in_flight"] == 2)  # that one and this one
     leaver.close()
     assert len(claim(server, "q", "stayer", max=20)) == 20
     assert counters(server, "q") == {"ready": 0, "in_flight": 20, "dead_lettered": 0}
@@ -296,7 +301,7 @@ def test_a_claim_waits_also_where_claims_are_gathered_into_cohorts(server: Serve
     ]
     for thread in waiting:
         thread.start()
-    time.sleep(0.5)
+    assert eventually(lambda: waits(server) == 2)
     post(server, at("q"), records=[{"data": n} for n in range(10)])
     for thread in waiting:
         thread.join(20.0)
