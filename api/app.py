@@ -128,7 +128,14 @@ class Door:
                 event["headers"] = [*event.get("headers", ()), (b"x-request-id", exchange.request_id)]
             else:
                 sent += len(event.get("body", b""))
+                if not event.get("more_body", False):
+                    leave()  # before the client can know that it is answered: its next request may come in at another worker at once
             await send(event)
+
+        def leave() -> None:
+            if exchange.entered:
+                exchange.entered = False
+                shared.inflight_leave(ring, exchange.key.index)
 
         shared = context.shared
         shared.add_worker(ring, "requests")
@@ -137,8 +144,7 @@ class Door:
             await self._falcon(scope, exchange.nothing, count_and_send)
         finally:
             exchange.close()
-            if exchange.entered:
-                shared.inflight_leave(ring, exchange.key.index)
+            leave()
             shared.add_worker(ring, "inflight", -1)
             shared.add_worker(ring, "bytes_in", exchange.body_bytes)
             shared.add_worker(ring, "bytes_out", sent)

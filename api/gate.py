@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ WATCH = "/v0/watch/"
 WORK = re.compile(r"/v0/topics/[^/]+/work")
 EXCHANGE = "topicsd.exchange"  # its place in the ASGI scope
 PROBES = frozenset({"/v0/health", "/v0/ready", "/healthz", "/readyz"})
+ENTER_WAITS_S = (0.005, 0.02, 0.0)  # between the tries for a slot
+ENTER_WAITERS_MAX = 64  # in one worker; the others are refused at once
 
 
 class Route:
@@ -43,6 +46,7 @@ class Gate:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._waiting = 0  # requests that wait for a slot of their key
 
     async def process_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Authenticate: before routing, so that an unknown path is 401 first."""
@@ -77,17 +81,29 @@ class Gate:
         if needed:
             authorize(exchange.key, needed, exchange.topic)
         if resource.in_flight:
-            self._enter(exchange)
+            await self._enter(exchange)
         if resource.needs_ready:
             self._context.check_ready()
 
-    def _enter(self, exchange: Exchange) -> None:
-        most = self._context.settings.max_inflight_per_key
-        if most and exchange.key.index >= 0:
-            if not self._context.shared.inflight_enter(self._context.ring, exchange.key.index, most):
-                self._context.shared.add_worker(self._context.ring, "throttled")
-                raise errors.Throttled("max_inflight_per_key", most)
-            exchange.entered = True
+    async def _enter(self, exchange: Exchange) -> None:
+        """Count in; wait a moment at the cap, because a client that has just hung up may hold its slot until another worker has run."""
+        most, key = self._context.settings.max_inflight_per_key, exchange.key.index
+        if not most or key < 0:
+            return
+        shared, ring = self._context.shared, self._context.ring
+        for wait_s in ENTER_WAITS_S:
+            if shared.inflight_enter(ring, key, most):
+                exchange.entered = True
+                return
+            if not wait_s or self._waiting >= ENTER_WAITERS_MAX:
+                break
+            self._waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._waiting -= 1
+        shared.add_worker(ring, "throttled")
+        raise errors.Throttled("max_inflight_per_key", most)
 
     async def process_response(self, req: falcon.asgi.Request, resp: falcon.asgi.Response, resource: object, req_succeeded: bool) -> None:
         """Compress what is worth it."""

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from fakes.backend import ask
+
 ONE = {"records": [{"data": 1}]}
 KEYS = "full,r:read,w:write,d:delete,a:admin,t:rw:t42.|shared:"
 
@@ -173,6 +175,39 @@ def test_requests_in_flight_are_counted_by_key_and_given_back_however_they_end(r
         assert house.words.lines[0]["inflight"] == 0
 
     run(test, keys=KEYS, max_inflight_per_key=2)
+
+
+def test_an_answered_request_holds_no_slot(run):
+    async def test(house):
+        held = []
+
+        async def watched(scope, receive, send):
+            async def sent(event):
+                if event["type"] == "http.response.body" and not event.get("more_body", False):
+                    held.append(house.words.inflight[0])
+                await send(event)
+
+            await house.door(scope, receive, sent)
+
+        assert (await ask(watched, "PUT", "/v0/topics/t", {}, **bearer("full"))).status == 201
+        assert held == [0], "the slot is given back behind the answer: the client's next request may be refused for it"
+
+    run(test, keys=KEYS, max_inflight_per_key=2)
+
+
+def test_a_request_at_the_cap_waits_a_moment_for_a_client_that_is_leaving(run):
+    async def test(house):
+        house.backend.make("t")
+        poll = asyncio.ensure_future(house.ask("POST", "/v0/topics/t/diff", {"wait_ms": 20000}, **bearer("full")))
+        while house.words.inflight[0] < 1 or not house.backend.watched:
+            await asyncio.sleep(0)
+        state = asyncio.ensure_future(house.ask("GET", "/v0/topics/t", **bearer("full")))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        poll.cancel()
+        assert (await state).status == 200
+
+    run(test, keys=KEYS, max_inflight_per_key=1)
 
 
 def test_a_bug_is_500_in_the_envelope_and_no_token_is_ever_logged(run, capsys):
