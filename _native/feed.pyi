@@ -63,8 +63,8 @@ class Stream:
     def cursor(self, name: bytes) -> tuple[int, int] | None: ...
     def paced(self, band_least: int) -> list[str]: ...
     def notices(self) -> None: ...
-    def open(self, head: bytes, heartbeat_ms: int) -> None:
-        """Begin an SSE stream: `head`, the retry field, one heartbeat (CLARIFICATIONS, SSE)."""
+    def open(self, head: bytes, heartbeat_ms: int, with_id: bool = False) -> None:
+        """Begin an SSE stream: `head`, the retry field, one heartbeat (CLARIFICATIONS, SSE); `with_id`: the cursors, too."""
     def write(self, data: bytes) -> int:
         """Send bytes of the caller's own, in order with the frames; return how many the transport holds."""
     def drained(self) -> None:

@@ -315,10 +315,16 @@ cdef class Stream:
 
     # ---- bytes out
 
-    def open(self, bytes head not None, uint64_t heartbeat_ms):
-        """Begin an SSE stream: the response's head, the retry field, one heartbeat (CLARIFICATIONS, SSE)."""
+    def open(self, bytes head not None, uint64_t heartbeat_ms, bint with_id=False):
+        """Begin an SSE stream: the response's head, the retry field, one heartbeat (CLARIFICATIONS, SSE), and the cursors where it is asked for."""
+        cdef bytes cursors = b""
         self.heartbeat_ns = heartbeat_ms * 1000000
-        self.write(head + b"retry: 2000\n: hb %d\n\n" % self.feed.now_ms)
+        if with_id:
+            self.feed.ids.used = 0
+            if self.put_id(&self.feed.ids) != READ_OK:
+                raise MemoryError
+            cursors = self.feed.ids.bytes[:self.feed.ids.used]
+        self.write(head + b"retry: 2000\n: hb %d\n" % self.feed.now_ms + cursors + b"\n")
 
     def write(self, bytes data not None):
         """Send bytes of the caller's own, in order with the frames; return how many the transport holds."""

@@ -431,7 +431,7 @@ cdef class Front(Answers):
 
     cdef refuse_head(self, int wrong):
         """Say that these bytes are no request, and serve nothing more."""
-        self.say(self.hub.parse_refusals[wrong])
+        self.say(self.hub.refusals.parser(*self.hub.parse_refusals[wrong]))
 
 
 # ---- small rules -------------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ cdef class Hub(Port):
         self.gzip_min, self.inflight_max, self.poll_ms_max = gzip_bytes_min, max_inflight_per_key, wait_ms_max
         self.held_max = held_bytes_max
         self.claim_max = max_claim
-        self.parse_refusals = {code: refusals.parser(*told) for code, told in REFUSALS.items()}
+        self.parse_refusals = dict(REFUSALS)
         self.read_memory = bytearray(READ_BYTES)
         self.read_view = memoryview(self.read_memory)
         self.read_at = self.read_memory

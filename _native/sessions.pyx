@@ -485,6 +485,14 @@ cdef class Session:
                 self.move(row, row.safe_epoch, row.safe_seq)
             row = next_row(row)
 
+    def begin_first(self):
+        """Go back to where the session began: this client would show an id if it had seen anything (`opening_id`)."""
+        cdef Row *row = self.first_row()
+        while row < self.last_row():
+            if row.epoch != row.first_epoch or row.seq != row.first_seq:
+                self.move(row, row.first_epoch, row.first_seq)
+            row = next_row(row)
+
     def rewind(self, dict seqs not None, dict epochs, bint whole):
         """Go back to a cursor map, never forward (A §7.4): topics it does not name stay, or begin again when the map is `whole`."""
         cdef Row *row = self.first_row()

@@ -68,6 +68,7 @@ class Talk(Protocol):
     """What is used of api.socket.Socket."""
 
     gone: asyncio.Event
+    request_id: str
     transport: Any
     stream: Any
     deflate: int
@@ -204,7 +205,7 @@ class Commands:
         elif isinstance(wrong, errors.TopicsError):
             self._refuse(request_id, wrong)
         else:
-            log.error("internal error", exc_info=wrong)
+            log.error("internal error", request_id=self.socket.request_id, exc_info=wrong)
             self._refuse(request_id, errors.Internal("internal error; the server's log has more"))
 
     # ---- publish -----------------------------------------------------------------------------------------------------------

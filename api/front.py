@@ -18,6 +18,7 @@ from topicsd.api import errors as wire
 from topicsd.api.auth import Keyring
 from topicsd.api.calls import lost, refusal
 from topicsd.api.context import write_limits_of
+from topicsd.api.exchange import request_id
 from topicsd.api.takeover import Taken
 from topicsd.api.worker import SERVER, Connection
 from topicsd.metrics import limit_number
@@ -90,7 +91,7 @@ def _refusal(error: errors.TopicsError) -> Refusal:
 def _closing(status: int, error: errors.TopicsError, extra: str = "") -> bytes:
     body = wire.envelope(error)
     reason = protocol._REASON_PHRASES.get(status, "Unknown")
-    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nServer: {SERVER}\r\n"
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nServer: {SERVER}\r\nX-Request-Id: {request_id(None).decode()}\r\n"
     return (head + f"Content-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n").encode("latin-1") + body
 
 

@@ -65,7 +65,7 @@ OPERATIONS = (
               errors=("topic_not_found", "topic_exists_incompatible")),
     Operation("POST", f"{TOPIC}/groups/{{group}}/reset", "group_reset", "Move a group", "Anything", "GroupReset",
               errors=("topic_not_found", "topic_exists_incompatible")),
-    Operation("GET", "/v0/ws", "socket", "Open a WebSocket (RFC 6455): docs/websocket.md", None, query=("token",), statuses=(101,), media=""),
+    Operation("GET", "/v0/ws", "socket", "Open a WebSocket (RFC 6455): docs/websocket.md", None, statuses=(101,), media=""),
     Operation("GET", "/v0/health", "health", "Whether the process lives", "Health"),
     Operation("GET", "/healthz", "healthz", "Whether the process lives", "Health"),
     Operation("GET", "/v0/ready", "ready", "Whether requests are served", "Ready", errors=("shutting_down",)),

@@ -160,6 +160,7 @@ SCHEMAS: dict[str, Schema] = {
         match=MATCH,
         **INCLUDES,
         consistency={"enum": ["eventual", "strong"]},
+        opening_id=FLAG,
         cursor=ANY,
         lenient=FLAG,
     ),

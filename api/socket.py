@@ -26,16 +26,18 @@ import structlog
 from topicsd import errors
 from topicsd._native import websocket
 from topicsd.api import errors as wire
-from topicsd.api import queries
+from topicsd.api import operations, queries
 from topicsd.api.auth import ANYONE, Key
 from topicsd.api.commands import Commands
 from topicsd.api.context import Context
+from topicsd.api.exchange import request_id
 from topicsd.api.gate import Route
 
 if TYPE_CHECKING:
     from topicsd.api.worker import Connection
 
 log = structlog.get_logger("socket")
+access = structlog.get_logger("access")
 
 PATH = "/v0/ws"
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -52,10 +54,11 @@ NORMAL, GOING_AWAY, TOO_BIG, BAD_DATA, INTERNAL, TRY_LATER = 1000, 1001, 1009, 1
 class Socket:
     """One open connection. gunicorn hands it bytes (`feed_data`, `feed_eof`) and waits for `run`."""
 
-    def __init__(self, context: Context, key: Key, transport: Any, deflate: int = 0) -> None:
+    def __init__(self, context: Context, key: Key, transport: Any, deflate: int = 0, request_id: str = "") -> None:
         """Deflate: bits of the window that our compressed messages may use, 0: no compression was agreed on."""
         self.context = context
         self.key = key
+        self.request_id = request_id  # of the handshake: what is logged of this connection has it
         self.transport = transport
         self.stream: Any = None  # of the feed, once something is subscribed
         self.deflate = deflate
@@ -266,7 +269,7 @@ class Socket:
                 if not self._queue and not self.gone.is_set():
                     await self._wake.wait()
         except Exception as wrong:
-            log.error("internal error", exc_info=wrong)
+            log.error("internal error", request_id=self.request_id, exc_info=wrong)
             self.close(INTERNAL, "internal error")
         finally:
             commands.end()
@@ -328,24 +331,36 @@ async def serve(connection: Connection, scope: dict[str, Any]) -> None:
     context = connection.worker.context
     assert context is not None
     context.shared.add_worker(context.ring, "requests")
+    started_ns = time.monotonic_ns()
+    named = request_id(dict(scope["headers"]).get(b"x-request-id"))
+
+    def tell(status: int, key_index: int = -1) -> None:
+        spent_us = (time.monotonic_ns() - started_ns) // 1000
+        context.meters.request(context.ring, operations.NUMBERS["GET", PATH], status, spent_us)
+        if context.settings.access_log:
+            access.info("request", request_id=named.decode(), method="GET", path=PATH, status=status, us=spent_us, key=key_index)
+
     try:
         key, leave = _admit(context, scope)
     except errors.TopicsError as wrong:
+        tell(wire.status_of(wrong))
         extra = dict(wire.headers_of(wrong))
         if isinstance(wrong, _WrongVersion):
             extra["sec-websocket-version"] = "13"
-        connection._send_envelope(wire.status_of(wrong), wrong, "".join(f"{name}: {value}\r\n" for name, value in extra.items()))
+        connection._send_envelope(wire.status_of(wrong), wrong, "".join(f"{name}: {value}\r\n" for name, value in extra.items()), named)
         connection._close_transport()
         return
     try:
         headers = dict(scope["headers"])
         bits, extension = agree_on_deflate(headers.get(b"sec-websocket-extensions", b"")) if context.settings.websocket_deflate else (0, b"")
         kind = Echo if context.settings.websocket_echo else Socket
-        socket = kind(context, key, connection.transport, bits)
+        socket = kind(context, key, connection.transport, bits, named.decode())
         connection._websocket = socket
         accept = base64.b64encode(hashlib.sha1(headers[b"sec-websocket-key"].strip() + GUID).digest())
         head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n"
+        head += b"X-Request-Id: " + named + b"\r\n"
         connection.transport.write(head + (b"Sec-WebSocket-Extensions: " + extension + b"\r\n" if extension else b"") + b"\r\n")
+        tell(101, key.index)
         context.sockets.add(socket)
         context.meters.sockets(context.ring, len(context.sockets.open))
         connection.stay()
@@ -367,11 +382,7 @@ def _admit(context: Context, scope: dict[str, Any]) -> tuple[Key, Callable[[], N
     headers = dict(scope["headers"])
     key = ANYONE
     if context.keyring.enabled:
-        authorization = headers.get(b"authorization")
-        token = queries.parse(scope["query_string"]).get("token")
-        if authorization is None and token is not None:
-            authorization = b"Bearer " + token.encode("utf-8", "surrogateescape")
-        found = context.keyring.find(authorization)
+        found = context.keyring.find(headers.get(b"authorization"))  # no `?token=`: a socket writes (A §7.1: event streams alone)
         if found is None:
             raise errors.Unauthorized("a valid API key is needed: Authorization: Bearer <key>")
         key = found

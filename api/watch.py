@@ -150,14 +150,14 @@ class WatchStream(Route):
             raise
         context.feed.sweep()
         try:
-            rewind(session, exchange.headers.get(b"last-event-id", b""))
+            rewind(session, exchange.headers.get(b"last-event-id", b""), Options.from_bytes(session.options).opening_id)
             session.begin()
             connection = exchange.scope["topicsd.connection"]
         except BaseException:
             session.close(context.now_ms)
             sessions.leave(context.ring, key)
             raise
-        receiver = EventSink(context, key)
+        receiver = EventSink(context, key, exchange.request_id)
         transport = connection.take_over(receiver)
         receiver.start(transport, session)
 
@@ -201,11 +201,14 @@ def accepts_events(accept: bytes | None) -> bool:
     return quality > 0
 
 
-def rewind(session: Session, last_event_id: bytes) -> None:
-    """Take a session back to the id that a client saw last, never forward; an id that is none is ignored (A §7.4)."""
+def rewind(session: Session, last_event_id: bytes, opening_id: bool = False) -> None:
+    """Take a session back to the id that a client saw last, never forward; an id that is none is ignored (A §7.4).
+
+    opening_id: streams of this session begin with an id, so a client that shows none has seen nothing, whatever a proxy between has taken.
+    """
     cursor = cursors.decode(last_event_id.decode("latin-1"))
     if cursor is None or (cursor.session and cursor.session != session.tag):
-        session.begin_again()
+        session.begin_first() if opening_id else session.begin_again()
     elif cursor.session:
         session.rewind_to(cursor.at)
     else:
@@ -215,9 +218,10 @@ def rewind(session: Session, last_event_id: bytes) -> None:
 class EventSink:
     """Own the connection of one event stream."""
 
-    def __init__(self, context: Context, key: int) -> None:
+    def __init__(self, context: Context, key: int, request_id: bytes) -> None:
         self._context = context
         self._key = key
+        self._request_id = request_id
         self._transport: Any = None
         self._stream: Stream | None = None
         self._counted = True
@@ -234,7 +238,7 @@ class EventSink:
             stream.close()
             return
         options = Options.from_bytes(session.options)
-        stream.open(head(), options.heartbeat_ms)
+        stream.open(head(self._request_id), options.heartbeat_ms, options.opening_id or options.resumed)
         view = options.of(feed.native, SSE)
         stream.follow_rows(view)
         for name, _epoch, _seq, flags in session.rows():
@@ -291,10 +295,18 @@ class EventSink:
             asyncio.get_running_loop().call_later(limits.STREAM_END_S_MAX, self._transport.abort)
 
 
-def head() -> bytes:
+def head(request_id: bytes) -> bytes:
     """Render the response's head: its body ends with the connection (A §7.3)."""
-    return (
-        "HTTP/1.1 200 OK\r\nServer: topicsd\r\nDate: "
-        + formatdate(time.time(), usegmt=True)
-        + "\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\nConnection: keep-alive\r\nX-Accel-Buffering: no\r\n\r\n"
-    ).encode("ascii")
+    lines = [
+        "HTTP/1.1 200 OK",
+        "Server: topicsd",
+        f"Date: {formatdate(time.time(), usegmt=True)}",
+        "Content-Type: text/event-stream; charset=utf-8",
+        "Cache-Control: no-store",
+        "Connection: keep-alive",
+        "X-Accel-Buffering: no",
+        f"X-Request-Id: {request_id.decode('ascii')}",
+        "",
+        "",
+    ]
+    return "\r\n".join(lines).encode("ascii")

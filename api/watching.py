@@ -44,6 +44,8 @@ class Options:
     view: dict[str, Any]  # of VIEW_MEMBERS, checked
     strong: bool = False
     heartbeat_ms: int = limits.HEARTBEAT_MS
+    opening_id: bool = False  # a stream begins with an id; a client that shows none has seen nothing
+    resumed: bool = False  # the session was made with a cursor: a stream begins with an id
 
     @classmethod
     def read(cls, members: dict[str, Any]) -> Options:
@@ -59,12 +61,15 @@ class Options:
         consistency = members.get("consistency")
         if consistency not in (None, "eventual", "strong"):
             raise errors.Invalid("consistency", 'expected "eventual" or "strong"')
+        opening_id = members.get("opening_id")
+        if opening_id is not None and type(opening_id) is not bool:
+            raise errors.Invalid("opening_id", "expected a boolean")
         clamped = min(max(heartbeat_ms, limits.HEARTBEAT_MS_MIN), limits.HEARTBEAT_MS_MAX)
-        return cls(view, consistency == "strong", clamped)
+        return cls(view, consistency == "strong", clamped, bool(opening_id), members.get("cursor") is not None)
 
     def to_bytes(self) -> bytes:
         """Write them into a session."""
-        return orjson.dumps({"view": self.view, "strong": self.strong, "heartbeat_ms": self.heartbeat_ms})
+        return orjson.dumps(self)
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Options:

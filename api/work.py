@@ -211,7 +211,7 @@ class WorkStream:
         """Send the head and begin to claim."""
         self._transport = transport
         transport.set_write_buffer_limits(high=limits.STREAM_BYTES_MAX)
-        self._write(head() + b"retry: 2000\n: hb %d\n\n" % self._context.now_ms)
+        self._write(head(self._exchange.request_id) + b"retry: 2000\n: hb %d\n\n" % self._context.now_ms)
         groups, name = self._context.work_streams, self._exchange.topic
         if name not in groups:
             groups[name] = QueueStreams(self._context, name, self._topic)

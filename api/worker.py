@@ -19,10 +19,9 @@ from gunicorn.workers import gasgi
 
 from topicsd import errors, limits, processes
 from topicsd.api import errors as wire
-from topicsd.api import socket, work
+from topicsd.api import exchange, socket, work
 from topicsd.api.calls import Calls
 from topicsd.api.context import Context
-from topicsd.api.exchange import Budget
 from topicsd.api.feed import FeedLoop
 from topicsd.api.polls import Polls
 from topicsd.api.takeover import Takeover
@@ -166,11 +165,12 @@ class Connection(Takeover, protocol.ASGIProtocol):  # type: ignore[misc]
         error = wire.of_parser(status, message)
         self._send_envelope(wire.status_of(error), error, "".join(f"{name}: {value}\r\n" for name, value in extra_headers))
 
-    def _send_envelope(self, status: int, error: errors.TopicsError, extra: str = "") -> None:
+    def _send_envelope(self, status: int, error: errors.TopicsError, extra: str = "", request_id: bytes | None = None) -> None:
         body = wire.envelope(error)
+        named = (request_id or exchange.request_id(None)).decode()
         head = (
             f"HTTP/1.1 {status} {self._get_reason_phrase(status)}\r\nContent-Type: application/json\r\n"
-            f"Server: {SERVER}\r\nContent-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
+            f"Server: {SERVER}\r\nX-Request-Id: {named}\r\nContent-Length: {len(body)}\r\n{extra}Connection: close\r\n\r\n"
         )
         self._safe_write(head.encode("latin-1") + body)
 
@@ -242,7 +242,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             order=Order(shared),
             calls=Calls(shared, port, polls),
             polls=polls,
-            budget=Budget(limits.BODIES_BYTES_MAX // settings.workers),
+            budget=exchange.Budget(limits.BODIES_BYTES_MAX // settings.workers),
             started_ns=runtime.started_ns,
             sockets=socket.Sockets(),
             meters=runtime.meters,

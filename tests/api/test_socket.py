@@ -385,7 +385,7 @@ def test_the_handshake_checks_in_the_order_of_all_routes(run):
         assert refusal(path=b"/v0/wss") == ("not_found", None)
         assert refusal(path=b"/v0/wss", authorization="Bearer no") == ("unauthorized", None)
         house.words.ready, refuse = True, 0
-        assert refusal(authorization=None, query=b"token=k") is None
+        assert refusal(authorization=None, query=b"token=k") == ("unauthorized", None), "a socket can write: ?token= is for event streams"
         assert refusal(authorization="Bearer no", query=b"token=k") == ("unauthorized", None)
         assert house.words.lines[0]["throttled"] == 2
 

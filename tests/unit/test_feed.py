@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fakes.feed_house import FeedHouse, Sink
+from fakes.feed_house import FeedHouse, Sink, decoded
+from topicsd._native.feed import SSE
+from topicsd.api.watch import rewind
 
 
 @pytest.fixture
@@ -340,3 +342,69 @@ def test_the_lowest_topic_is_delivered_within_ten_seconds_of_an_endless_flood_ab
     assert 5_000 <= waited_ms <= 10_500, "the band decides until it is overdue"
     one_turn(house)
     assert hot.events(), "the flood went on meanwhile"
+
+
+def test_strong_watchers_get_what_is_on_the_disk_and_others_at_once(tmp_path: Path) -> None:
+    house = FeedHouse(tmp_path, synced=False)
+    house.engine_house.append("t", [{"data": 0}])
+    house.engine_house.sequencer.sync()
+    eventual, strong = house.follow({"t": 1}), house.follow({"t": 1}, strong=True)
+    assert eventual.brief() == strong.brief() == [("caught-up", "t", 1)]
+    house.append("t", "a", "b")
+    assert eventual.brief() == [("record", "t", [2, 3])]
+    assert strong.brief() == [] and house.feed.strong_topics == 1, "A §7.2: only after it is synced"
+    house.feed.strong_look()
+    house.turn()
+    assert strong.brief() == []
+    house.engine_house.sequencer.sync()
+    house.feed.strong_look()
+    house.turn()
+    assert strong.brief() == [("record", "t", [2, 3])] and house.feed.strong_topics == 0
+
+
+def test_for_a_strong_watcher_the_head_is_what_is_synced(tmp_path: Path) -> None:
+    house = FeedHouse(tmp_path, synced=False)
+    house.engine_house.append("t", [{"data": 1}, {"data": 2}])
+    house.engine_house.sequencer.sync()
+    house.engine_house.append("t", [{"data": 3}])
+    strong = house.follow({"t": 0}, strong=True)
+    assert strong.brief() == [("record", "t", [1, 2]), ("caught-up", "t", 2)]
+    house.engine_house.sequencer.sync()
+    house.feed.strong_look()
+    house.turn()
+    assert strong.brief() == [("record", "t", [3])]
+
+
+def test_an_opening_id_names_the_cursors_in_the_first_block_and_is_no_event(house: FeedHouse) -> None:
+    house.append("t", 1, 2)
+    wid = house.session({"t": 1})
+    session = house.sessions.open(wid, house.ring, house.clock.wall_ms())
+    session.begin()
+    sink = Sink()
+    stream = house.feed.stream(sink, -1, SSE, session)
+    stream.open(b"", 15_000, True)
+    first, _, rest = sink.data.partition(b"\n\n")
+    retry, beat, named = first.split(b"\n")
+    assert rest == b"" and retry == b"retry: 2000" and beat.startswith(b": hb ")
+    assert decoded(named.decode().removeprefix("id: ")) == {"t": 1, "$epochs": {"t": house.epoch("t")}}
+    assert sink.events() == []
+
+
+def test_a_client_without_an_id_goes_on_where_the_last_one_was_or_begins_again_when_streams_open_with_ids(house: FeedHouse) -> None:
+    house.append("t", 1, 2, 3)
+    wid = house.session({"t": 1})
+    house.follow(wid)
+    for opening_id, seq in ((False, 3), (True, 1)):
+        session = house.sessions.open(wid, house.ring, house.clock.wall_ms())
+        session.begin()
+        rewind(session, b"", opening_id)
+        assert [row[2] for row in session.rows()] == [seq]
+
+
+def test_who_is_delivered_to_counts_as_a_reader(house: FeedHouse) -> None:
+    house.append("t", 1)
+    house.follow({"t": 1})
+    house.clock.advance(60_000)
+    before = house.engine_house.reader.summary(0, house.clock.wall_ms())["effective_priority"]
+    house.append("t", 2)
+    assert before == 125 and house.engine_house.reader.summary(0, house.clock.wall_ms())["effective_priority"] == 500, "D §3.1"
