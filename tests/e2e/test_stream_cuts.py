@@ -1,4 +1,4 @@
-"""Event streams through a proxy that cuts them anywhere: each record comes exactly once, in order, and what is lost is told (A §7.4, D §5.2)."""
+"""Event streams and WebSockets through a proxy that cuts them anywhere: each record comes once, in order, what is lost is told (A §7.4, D §5.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fakes.server import Server, alive
-from fakes.streams import Follower, watch
+from fakes.streams import Follower, SocketFollower, SocketPublisher, watch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -27,7 +27,8 @@ NEVER = 1 << 60
 class CuttingProxy:
     """Pass bytes both ways; cut each connection behind a random byte of what the server sends, until so many were cut.
 
-    A client that has no id yet gets a first event whole: without any, a stream goes on from what this proxy had taken (docs/architecture.md).
+    A client that has no id yet gets a first event whole, unless its session opens with ids (`exact`): without any, a stream goes on from what
+    this proxy had taken (docs/architecture.md). What a WebSocket's client sends is cut, too.
     """
 
     def __init__(self, address: Any, cuts_max: int, chance: random.Random) -> None:
@@ -35,6 +36,7 @@ class CuttingProxy:
         self.cuts_max = cuts_max
         self.chance = chance
         self.cuts = 0
+        self.exact: set[str] = set()  # sessions with `opening_id`
         self.listener: asyncio.Server | None = None
 
     async def open(self) -> tuple[str, int]:
@@ -50,9 +52,10 @@ class CuttingProxy:
             return
         asked = await reader.readuntil(b"\r\n\r\n")
         up_writer.write(asked)
-        nameless = b"Last-Event-ID" not in asked
+        socket = b"Upgrade: websocket" in asked
+        nameless = not socket and b"Last-Event-ID" not in asked and asked.split(b" ")[1].rpartition(b"/")[2].decode() not in self.exact
         first = b"" if nameless else None  # what came so far, until the stream's first id is whole
-        upward = asyncio.ensure_future(self._up(reader, up_writer))
+        upward = asyncio.ensure_future(self._up(reader, up_writer, writer if socket and self.chance.random() < 0.3 else None))
         left = self.chance.choice((self.chance.randint(0, 400), self.chance.randint(200, 3_000), self.chance.randint(2_000, 6_000)))
         try:
             while piece := await up_reader.read(1 << 16):
@@ -76,19 +79,29 @@ class CuttingProxy:
                 writer.transport.abort()
             up_writer.transport.abort()
 
-    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, down: asyncio.StreamWriter | None) -> None:
+        """Pass what the client sends; down: cut behind a random byte of that, too, and end this way as well."""
+        left = NEVER if down is None else self.chance.randint(0, 3_000)
         with contextlib.suppress(OSError):
             while piece := await reader.read(1 << 16):
+                if down is not None and self.cuts < self.cuts_max and len(piece) > left:
+                    self.cuts += 1
+                    writer.write(piece[:left])
+                    await writer.drain()
+                    writer.close()
+                    down.transport.abort()
+                    return
+                left -= len(piece)
                 writer.write(piece)
                 await writer.drain()
             writer.transport.abort()
 
 
-async def write_until(server: Server, over: Any) -> dict[str, int]:
-    """Write small batches to all topics until `over`; return the heads."""
-    heads = dict.fromkeys(TOPICS, 0)
+async def write_until(server: Server, over: Any, topics: tuple[str, ...] = TOPICS) -> dict[str, int]:
+    """Write small batches to topics until `over`; return the heads."""
+    heads = dict.fromkeys(topics, 0)
     while not over():
-        for topic in TOPICS:
+        for topic in topics:
             with contextlib.suppress(OSError, ValueError):
                 status, body = await asyncio.to_thread(
                     server.ask, "POST", f"/v0/topics/{topic}?return_seqs=false", {"records": [{"data": "x" * 40}] * 6}
@@ -96,7 +109,7 @@ async def write_until(server: Server, over: Any) -> dict[str, int]:
                 if status == 200:
                     heads[topic] = body["head_seq"]
         await asyncio.sleep(0.01)
-    for topic in TOPICS:  # a write that a kill took the answer of is there, too
+    for topic in topics:  # a write that a kill took the answer of is there, too
         heads[topic] = server.ask("GET", f"/v0/topics/{topic}")[1]["head_seq"]
     return heads
 
@@ -118,7 +131,9 @@ async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[li
     front = await proxy.open()
     followers = []
     for number in range(FOLLOWERS):
-        wid = watch(server, {topic: {"from_seq": 0} for topic in TOPICS}, limit=4 + number % 5)
+        wid = watch(server, {topic: {"from_seq": 0} for topic in TOPICS}, limit=4 + number % 5, opening_id=number % 2 == 1)
+        if number % 2:
+            proxy.exact.add(wid)
         followers.append(Follower(wid, lambda: front, dict.fromkeys(TOPICS, NEVER)))
     running = [asyncio.ensure_future(follower.run()) for follower in followers]
     killing = asyncio.ensure_future(kill_workers(server, proxy, kills, chance))
@@ -136,9 +151,7 @@ async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[li
     return followers, heads, proxy
 
 
-def check(follower: Follower, heads: dict[str, int]) -> None:
-    assert 404 not in follower.refused, "a session has been lost"
-    assert set(follower.errors) <= {409}
+def check(follower: Follower | SocketFollower, heads: dict[str, int]) -> None:
     for topic in ("one", "two"):
         assert follower.seqs[topic] == list(range(1, heads[topic] + 1)), f"{topic}: not each exactly once in order"
     at = 0
@@ -154,7 +167,7 @@ def check(follower: Follower, heads: dict[str, int]) -> None:
     assert at == heads["capped"]
 
 
-@pytest.mark.parametrize(("cuts", "kills"), [(2_000, 4), pytest.param(10_000, 12, marks=pytest.mark.crash)])
+@pytest.mark.parametrize(("cuts", "kills"), [(1_300, 3), pytest.param(10_000, 12, marks=pytest.mark.crash)])
 @pytest.mark.timeout(600)
 def test_each_record_comes_once_and_in_order_over_streams_that_are_cut_anywhere(tmp_path: Path, cuts: int, kills: int) -> None:
     with Server(tmp_path, TOPICS_WORKERS=2) as server:
@@ -165,7 +178,69 @@ def test_each_record_comes_once_and_in_order_over_streams_that_are_cut_anywhere(
         followers, heads, proxy = asyncio.run(cut_many(server, cuts, kills, seed=cuts))
         assert proxy.cuts >= cuts
         for follower in followers:
+            assert 404 not in follower.refused, "a session has been lost"
+            assert set(follower.errors) <= {409}
             check(follower, heads)
         assert sum(bool(follower.tombstones) for follower in followers) >= 1, "nobody fell behind the cap: it showed nothing"
         assert alive(server.process.pid)
         print(f"{proxy.cuts} cuts, {kills} kills, {sum(f.connections for f in followers)} connections, {heads}, {time.monotonic() - begun:.1f} s")
+
+
+async def cut_sockets(
+    server: Server, cuts: int, kills: int, seed: int
+) -> tuple[list[SocketFollower], list[SocketPublisher], dict[str, int], CuttingProxy]:
+    chance = random.Random(seed)
+    proxy = CuttingProxy(lambda: server.address, cuts, chance)
+    front = await proxy.open()
+    followers = [SocketFollower(lambda: front, dict.fromkeys(TOPICS, NEVER), limit=4 + number % 5) for number in range(FOLLOWERS // 2)]
+    publishers = [SocketPublisher(lambda: front, topic, batch) for topic, batch in (("one", 1), ("two", 5))]
+    running = [asyncio.ensure_future(each.run()) for each in (*followers, *publishers)]
+    killing = asyncio.ensure_future(kill_workers(server, proxy, kills, chance))
+    heads = await write_until(server, lambda: proxy.cuts >= cuts and killing.done(), ("capped",))
+    for publisher in publishers:
+        publisher.last = True
+        publisher.say({"op": "ping"})  # an answer, so that it looks again whether it is done
+    await asyncio.wait_for(asyncio.gather(*running[FOLLOWERS // 2 :]), 60)
+    for topic in TOPICS:  # whoever has everything already waits for bytes that nobody sends: one record more ends that
+        heads[topic] = server.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": "last"}]})[1]["head_seq"]
+    for follower in followers:
+        follower.ends.update(heads)
+    await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert killing.result() == kills
+    return followers, publishers, heads, proxy
+
+
+def all_data(server: Server, topic: str) -> list[Any]:
+    found: list[Any] = []
+    seq = 0
+    while True:
+        _, page = server.ask("POST", f"/v0/topics/{topic}/diff", {"from_seq": seq, "limit": 1000})
+        found += [record["data"] for record in page["records"]]
+        seq = page["next_from_seq"]
+        if page["caught_up"]:
+            return found
+
+
+@pytest.mark.parametrize(("cuts", "kills"), [(700, 2), pytest.param(10_000, 12, marks=pytest.mark.crash)])
+@pytest.mark.timeout(600)
+def test_over_sockets_that_are_cut_both_ways_each_record_comes_once_and_each_keyed_publish_is_there_once_in_order(
+    tmp_path: Path, cuts: int, kills: int
+) -> None:
+    with Server(tmp_path, TOPICS_WORKERS=2) as server:
+        server.ready()
+        for topic in TOPICS:
+            server.ask("PUT", f"/v0/topics/{topic}", {"cap_records": CAP if topic == "capped" else 0})
+        begun = time.monotonic()
+        followers, publishers, heads, proxy = asyncio.run(cut_sockets(server, cuts, kills, seed=cuts))
+        assert proxy.cuts >= cuts
+        for follower in followers:
+            assert set(follower.errors) <= {"not_ready"}
+            check(follower, heads)
+        assert sum(bool(follower.tombstones) for follower in followers) >= 1, "nobody fell behind the cap: it showed nothing"
+        for publisher in publishers:
+            assert publisher.acked == next(publisher.numbers) > 10
+            wanted = [[number, place] for number in range(publisher.acked) for place in range(publisher.batch)]
+            assert all_data(server, publisher.topic) == [*wanted, "last"], "each batch whole, once, in order"
+        assert alive(server.process.pid)
+        talkers = [*followers, *publishers]
+        print(f"{proxy.cuts} cuts, {kills} kills, {sum(each.connections for each in talkers)} connections, {heads}, {time.monotonic() - begun:.1f} s")

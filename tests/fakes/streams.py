@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import random
 import socket
+import struct
+from collections import deque
 from typing import Any
 
 from fakes.server import PATIENCE_S, Server
@@ -182,3 +186,158 @@ class Follower:
             self.tombstones.append(data)
         elif event["event"] == "error":
             self.errors.append(data["code"])
+
+
+# ---- WebSockets ----------------------------------------------------------------------------------------------------------------
+
+
+def upgrade(path: str = "/v0/ws") -> bytes:
+    """Encode a handshake."""
+    fields = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n".encode()
+
+
+def client_frame(payload: bytes, opcode: int = 1) -> bytes:
+    """Encode one frame of a client, masked."""
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + struct.pack("!H", size) if size < 1 << 16 else b"\xff" + struct.pack("!Q", size)
+    key = random.randbytes(4)
+    mask = (key * (size // 4 + 1))[:size]
+    return bytes([0x80 | opcode]) + length + key + (int.from_bytes(payload, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
+
+
+class Talker:
+    """Talk over WebSockets that break: one connection after the other, until `done`. Only whole messages count."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address  # () -> (host, port)
+        self.connections = 0
+        self.refused: set[int] = set()  # statuses but 101
+        self.writer: asyncio.StreamWriter | None = None
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Say what comes first on a new connection."""
+        raise NotImplementedError
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Take one message in."""
+        raise NotImplementedError
+
+    def say(self, command: dict[str, Any]) -> None:
+        """Send a command, where there is a connection."""
+        if self.writer is not None:
+            self.writer.write(client_frame(json.dumps(command).encode()))
+
+    async def run(self) -> None:
+        """Talk until everything is done."""
+        while not self.done:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._once()
+            await asyncio.sleep(0.002)
+
+    async def _once(self) -> None:
+        reader, writer = await asyncio.open_connection(*self.address())
+        self.connections += 1
+        try:
+            writer.write(upgrade())
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 101"):
+                self.refused.add(int(head.split()[1]))
+                await asyncio.sleep(0.02)
+                return
+            self.writer = writer
+            self.begin()
+            while not self.done:
+                first, size = await reader.readexactly(2)
+                if size >= 126:
+                    size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8), "big")
+                payload = await reader.readexactly(size)
+                if first & 15 == 9:
+                    writer.write(client_frame(payload, 10))
+                elif first & 15 == 8:
+                    return
+                elif first & 15 == 1:
+                    self.take(json.loads(payload))
+        finally:
+            self.writer = None
+            writer.transport.abort()
+
+
+class SocketFollower(Talker):
+    """Follow topics up to their `ends`, subscribing each time behind what has come whole."""
+
+    def __init__(self, address: Any, ends: dict[str, int], **options: Any) -> None:
+        super().__init__(address)
+        self.ends = ends
+        self.options = options
+        self.cursors = dict.fromkeys(ends, 0)
+        self.seqs: dict[str, list[int]] = {topic: [] for topic in ends}
+        self.tombstones: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return all(self.cursors[topic] >= end for topic, end in self.ends.items())
+
+    def begin(self) -> None:
+        self.say({"op": "subscribe", "topics": {topic: {"from_seq": seq} for topic, seq in self.cursors.items()}, **self.options})
+
+    def take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "record":
+            assert message["from_seq"] >= self.cursors[message["topic"]]
+            self.seqs[message["topic"]] += [record["$seq"] for record in message["records"]]
+            self.cursors[message["topic"]] = message["to_seq"]
+        elif message["op"] == "tombstone":
+            self.tombstones.append(message)
+            self.cursors[message["topic"]] = message["gap_to"]
+        elif message["op"] == "error":
+            self.errors.append(message["code"])
+
+
+class SocketPublisher(Talker):
+    """Publish numbered batches with idempotency keys, some ahead of their acks, and again what was not acked."""
+
+    AHEAD = 4
+
+    def __init__(self, address: Any, topic: str, batch: int) -> None:
+        super().__init__(address)
+        self.topic = topic
+        self.batch = batch
+        self.numbers = itertools.count()
+        self.unacked: deque[int] = deque()
+        self.acked = 0
+        self.last = False  # nothing new is begun
+        self.errors: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return self.last and not self.unacked
+
+    def begin(self) -> None:
+        for number in self.unacked:
+            self._publish(number)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while len(self.unacked) < self.AHEAD and not self.last:
+            self.unacked.append(next(self.numbers))
+            self._publish(self.unacked[-1])
+
+    def _publish(self, number: int) -> None:
+        records = [{"data": [number, place]} for place in range(self.batch)]
+        self.say({"op": "publish", "request_id": number, "topic": self.topic, "idempotency_key": f"{self.topic}/{number}", "records": records})
+
+    def take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "ack":
+            assert message["request_id"] == self.unacked[0], "acks come in the order of the publishes"
+            self.unacked.popleft()
+            self.acked += 1
+            self._go_on()
+        elif message["op"] == "error":
+            assert message["code"] in ("not_ready", "throttled"), message
+            self.errors.append(message["code"])
+            raise ConnectionError("begin again, in order")
