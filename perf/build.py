@@ -21,6 +21,7 @@ PROGRAMS = {
     "load": PERF / "load/load.c",
     "jobs": PERF / "load/jobs.c",
     "fan": PERF / "load/fan.c",
+    "room": PERF / "load/room.c",
     "bare_http": PERF / "bare/http.c",
     "bare_disk": PERF / "bare/disk.c",
     "bare_fan": PERF / "bare/fan.c",

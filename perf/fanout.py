@@ -5,6 +5,7 @@
     latency   the next publish goes out when every watcher has the last one: from its send to each delivery
     flood     batches of 100 to 100 watchers, as fast as they are taken
     topics    1000 topics by turns, all followed by one stream
+    room      100 speakers on a WebSocket each, a packet every 20 ms, everyone hears all others: nothing may be lost
 
 In each round every case runs on every server, one after the other. `a core`: deliveries a second of CPU time of all processes of the server.
 """
@@ -56,6 +57,7 @@ class Case:
     name: str
     doors: tuple[str, ...]
     options: dict[str, int] = field(default_factory=dict)
+    program: str = "fan"
 
 
 # (what, case, door, value, beside door, factor, at most)
@@ -72,6 +74,7 @@ TARGETS = (
     ),
     *(("rate", "flood of 100, 100 watchers", door, "rate", "redis", 2.0, False) for door in ("sse", "websocket")),
 )
+ROOM = "room of 100 speakers"
 
 
 def cases(watchers: list[int]) -> list[Case]:
@@ -80,12 +83,18 @@ def cases(watchers: list[int]) -> list[Case]:
         *(Case(f"latency, {count} watchers", ("bare", "sse", "websocket", "redis"), {"watchers": count}) for count in watchers),
         Case("flood of 100, 100 watchers", ("bare", "sse", "websocket", "redis"), {"watchers": 100, "batch": 100, "window": 4}),
         Case("1000 topics to 1 stream", ("sse",), {"watchers": 1, "topics": 1000, "window": 32}),
+        Case(ROOM, ("websocket",), {"speakers": 100, "packet_ms": 20}, "room"),
     ]
 
 
 def measure(server: Server, door: str, case: Case, seconds: float, pin: bool) -> Row:
     """Run the load generator; add the rate, and the rate a core of the server."""
-    command = [str(OUT / "fan"), f"--port={server.port}", f"--door={door}", f"--seconds={seconds}"]
+    command = [str(OUT / case.program), f"--port={server.port}", f"--seconds={seconds}"]
+    if case.program == "fan":
+        command.append(f"--door={door}")
+    else:
+        assert isinstance(server, Topicsd)
+        server.make("room", "ephemeral")
     command += [f"--{name}={value}" for name, value in case.options.items()]
     if pin and shutil.which("taskset"):
         command = ["taskset", "-c", "1", *command]
@@ -147,6 +156,12 @@ def judge(results: dict[str, dict[str, list[Row]]]) -> list[Row]:
                     "verdict": "ok" if share >= 1 else "below" if share >= 0.6 else "NOT DONE",
                 }
             )
+    heard = [row for row in results.get(ROOM, {}).get("websocket", []) if "failed" not in row]
+    if heard:
+        bad = [row["lost"] + row["own"] + row["disordered"] for row in heard]
+        late = max(row["late"] / row["publishes"] for row in heard)
+        verdict = "NOT DONE" if max(bad) else "ok" if late < 0.01 else "the load was late"
+        rows.append({"what": f"{ROOM}: lost, own or disordered", "reach": "<= 0", "got": max(bad), "range": [min(bad), max(bad)], "verdict": verdict})
     return rows
 
 
