@@ -27,6 +27,7 @@
 # Owner: struct Sealed and everything in it belong to one thread of one process. Rows and files: the writer.
 from libc.stdint cimport uint32_t, uint64_t
 
+from topicsd._native.cold_window cimport ColdWindows
 from topicsd._native.layout cimport index_entry, segment_file, segment_row, topic_slot
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.segment cimport Segment
@@ -36,6 +37,8 @@ from topicsd._native.table cimport TopicView
 cdef enum:
     SEALED_WINDOW = 64
     SEALED_DIRECTORY_MAX = 3968
+    SEGMENT_KIND_COLD = 3      # segment_kind: index and tags are files of their own, the data part stands in the cold tier under its name
+    COLD_AHEAD_BYTES = 1 << 20  # a read that lacks something has so much read ahead
 
 cdef enum SealedPart:        # the low bits of a map's key
     PART_DATA = 0
@@ -58,6 +61,7 @@ cdef struct Sealed:
     uint64_t window_topic, window_first, changes, window_changes
     uint32_t window_count
     index_entry window[SEALED_WINDOW]
+    ColdWindows *cold          # NULL: this process reads nothing from the cold tier
     char directory[SEALED_DIRECTORY_MAX]
 
 # ---- any process
@@ -68,7 +72,7 @@ cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows)
 cdef void rows_of_topic(const Regions *regions, const topic_slot *topic, Rows *rows) noexcept nogil
 cdef const segment_row *row_of(const Rows *rows, uint64_t seq) noexcept nogil     # NULL: no row has it
 # Entries first_seq .. first_seq + count - 1, all of them in rows. `records`: with addresses, verified; else position 0 and what the index says.
-# 0, VIEW_BUSY (not in rows), or -EIO (a page that cannot be read now).
+# 0, VIEW_BUSY (not in rows), or -EIO: a page that cannot be read now, or bytes of the cold tier that are not here yet (sealed.cold.wanted_file).
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil
 # First seq >= from_seq in rows with ts at or above `ts`; last seq of all rows + 1 when there is none.
 cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil
@@ -84,6 +88,7 @@ cdef void segment_files_reset(Regions *regions) noexcept nogil
 cdef uint32_t segment_file_take(Regions *regions, const segment_file *what) noexcept nogil      # a row's number; 0: the table is full
 cdef uint32_t segment_file_retired(Regions *regions) noexcept nogil                              # the next one to be removed, 0 none
 cdef void segment_file_free(Regions *regions, uint32_t number) noexcept nogil                    # its file is gone
+cdef void segment_file_dropped(Regions *regions, uint32_t number) noexcept nogil                 # one row less leads into it; the last retires it
 cdef int rows_append(Regions *regions, topic_slot *topic, const segment_row *row) noexcept nogil       # 0 or -ENOMEM
 cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil        # rows that end below `seq`; how many went
 cdef void rows_drop_all(Regions *regions, topic_slot *topic) noexcept nogil

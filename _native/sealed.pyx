@@ -2,22 +2,23 @@
 
 import os
 
-from libc.errno cimport ENAMETOOLONG, ENOENT, ENOMEM
+from libc.errno cimport EIO, ENAMETOOLONG, ENOENT, ENOMEM
 from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 from topicsd._native.atomics cimport load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
+from topicsd._native.cold_window cimport cold_window_at, cold_windows_clear, cold_windows_free
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
-    SEGMENT_KIND_PACK, SEGMENT_RETIRED, index_entry, segment_file, segment_row, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
+    SEGMENT_KIND_PACK, SEGMENT_RETIRED, index_entry, record_entry, segment_file, segment_row, topic_slot,
 )
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.maps import install_guard
 from topicsd._native.segment cimport (
-    SEGMENT_BAD_FRAME, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index, segment_is_deleted,
-    segment_lower_bound_ts, segment_open, segment_record_at,
+    SEGMENT_BAD_FRAME, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index,
+    segment_entry, segment_frame, segment_is_deleted, segment_lower_bound_ts, segment_open, segment_record_at,
 )
 from topicsd._native.segment_maps cimport (
     SegmentMap, segment_map, segment_map_marks, segment_maps_free, segment_maps_init, segment_maps_sweep, segment_maps_turn,
@@ -43,6 +44,7 @@ cdef class SealedMaps:
     def __dealloc__(self):
         if self.sealed != NULL:
             segment_maps_free(&self.sealed.maps)
+            cold_windows_free(self.sealed.cold)
             free(self.sealed)
 
 
@@ -65,6 +67,7 @@ cdef int sealed_attach(Shared shared, directory) except -1:
         shared.r.sealed = sealed
     elif path != sealed.directory or sealed.generation != shared.r.control.generation:
         segment_maps_free(&sealed.maps)
+        cold_windows_clear(sealed.cold)
         sealed.open_turn = sealed.window_count = 0
     sealed.generation = shared.r.control.generation
     memcpy(sealed.directory, <const char *>path, len(path) + 1)
@@ -109,9 +112,12 @@ cdef void sealed_turn(const Regions *regions) noexcept nogil:
     generation = load_acquire_64(&regions.control.generation)
     if generation != sealed.generation:    # another writer numbers files anew
         segment_maps_free(&sealed.maps)
+        cold_windows_clear(sealed.cold)
         sealed.generation = generation
         sealed.open_turn = sealed.window_count = 0
     segment_maps_turn(&sealed.maps)
+    if sealed.cold != NULL:
+        sealed.cold.wanted_file = 0
 
 
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil:
@@ -202,7 +208,9 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
     segment.index_marks = index.index_marks
     segment.frame_marks = index.frame_marks
     segment.index_offset = <uint64_t>row.index_at * 8
-    if data and not _place(&segment.data, index if pack else _map(sealed, file, row.file, PART_DATA), row.data_at):
+    if file.kind == SEGMENT_KIND_COLD:    # its data comes block by block (_cold_there); what of it is good is looked at each time
+        segment.frame_marks = NULL
+    elif data and not _place(&segment.data, index if pack else _map(sealed, file, row.file, PART_DATA), row.data_at):
         return NULL
     if tags:
         other = index if pack else _map(sealed, file, row.file, PART_TAGS)
@@ -239,6 +247,8 @@ cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segmen
     opening.sealed = <Sealed *>regions.sealed
     opening.topic_id, opening.row, opening.data, opening.tags, opening.opened = rows.topic_id, row, data, tags, NULL
     if opening.sealed == NULL or row.file == 0 or row.file >= SEGMENT_FILES_MAX or row.flags & ROW_DAMAGED:
+        return NULL
+    if data and opening.sealed.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD:
         return NULL
     if guarded_call(_open_guarded, &opening) != 0:
         return NULL
@@ -280,6 +290,35 @@ cdef void _copy(const Regions *regions, const segment_row *row, const Segment *s
                 out[number].flags |= INDEX_DELETED
 
 
+cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, uint64_t seq, uint64_t count) noexcept nogil:
+    """Lay the data part of a cold segment under the records of a range. False: it is not all here."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef const index_entry *entry
+    cdef uint64_t begin = 0, end = 0, upto = 0, number, ahead
+    segment_check_index(segment, seq, count, &upto)    # what is behind a damaged block needs no data
+    for number in range(seq, upto):
+        entry = segment_entry(segment, number)
+        if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+            continue
+        if end == 0:
+            begin = (entry.position & POSITION_MASK) - sizeof(segment_frame)
+        # The payload, an entry's head and extension, padding and the frame's tail: at most so much.
+        end = (entry.position & POSITION_MASK) + entry.bytes + sizeof(record_entry) + 16 + 8 + SEGMENT_FRAME_TAIL_BYTES
+    if end == 0:
+        return True
+    if sealed.cold == NULL or begin >= file.bytes:
+        return False
+    ahead = min(end, file.bytes)
+    segment.data.at = cold_window_at(sealed.cold, sealed.maps.turn, row.file, file.serial, begin, ahead)
+    segment.data.bytes = ahead
+    segment.data_from = begin
+    if segment.data.at == NULL:
+        sealed.cold.wanted_end = min(max(ahead, begin + COLD_AHEAD_BYTES), file.bytes)
+        segment.data.bytes = 0
+        return False
+    return True
+
+
 cdef void _of_segment(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
                       bint records) noexcept nogil:
     cdef uint64_t upto = 0, good
@@ -316,7 +355,7 @@ cdef int _read(void *argument) noexcept nogil:
     cdef Reading *reading = <Reading *>argument
     cdef Sealed *sealed = <Sealed *>reading.regions.sealed
     cdef const segment_row *row
-    cdef const Segment *segment
+    cdef Segment *segment
     cdef uint64_t seq = reading.seq, count = reading.count, part
     cdef index_entry *out = reading.out
     while count:
@@ -332,6 +371,9 @@ cdef int _read(void *argument) noexcept nogil:
                 segment = _opened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0, False)
             if segment == NULL:
                 _fill(out, part, _corrupt(), row.last_ts)
+            elif reading.records and reading.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD \
+                    and not _cold_there(sealed, row, segment, seq, part):
+                return -EIO
             else:
                 _of_segment(reading.regions, row, segment, seq, part, out, reading.records)
         out += part
@@ -440,7 +482,7 @@ cdef uint32_t segment_file_take(Regions *regions, const segment_file *what) noex
     return <uint32_t>number
 
 
-cdef void _let_go(Regions *regions, uint32_t number) noexcept nogil:
+cdef void segment_file_dropped(Regions *regions, uint32_t number) noexcept nogil:
     """One row less leads into a file; after the last it is retired."""
     cdef segment_file *own = &regions.segment_files[0]
     cdef segment_file *row = &regions.segment_files[number]
@@ -520,7 +562,7 @@ cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq)
         slot_unlock(topic)
         _free_marks(regions, &gone)
         if gone.file:
-            _let_go(regions, gone.file)
+            segment_file_dropped(regions, gone.file)
         dropped += 1
     if dropped:
         if topic.segments_len == 0:

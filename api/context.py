@@ -15,6 +15,7 @@ from topicsd.api.auth import Keyring
 from topicsd.api.calls import Calls
 from topicsd.api.exchange import Budget, Exchange
 from topicsd.api.polls import Polls, Turns
+from topicsd.figures import Figures
 from topicsd.metrics import limit_number
 from topicsd.settings import Settings
 from topicsd.topic_config import check_topic_name
@@ -78,6 +79,7 @@ class Context:
     feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them
+    figures: Figures = field(default_factory=Figures)  # of writer and keeper
     ring_depths: Callable[[], list[int]] = list
     leases_in_flight: Callable[[], int] = int
     routes: dict[str, Any] = field(default_factory=dict)  # resources by their path, for commands of a WebSocket

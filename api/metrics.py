@@ -51,6 +51,7 @@ class Metrics(Route):
             context.leases_in_flight(),
             context.sessions.counters() if context.sessions is not None else None,
         )
+        samples += context.figures.families(context.now_ms)
         samples += await self._groups(exchange)
         if "application/json" in req.get_header("Accept", default=""):
             answers.send(resp, to_json(samples))

@@ -246,6 +246,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             started_ns=runtime.started_ns,
             sockets=socket.Sockets(),
             meters=runtime.meters,
+            figures=runtime.figures,
             ring_depths=lambda: ring_depths(shared),
             leases_in_flight=lambda: leases_in_flight(shared),
             sessions=runtime.sessions,

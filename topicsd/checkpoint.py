@@ -23,7 +23,7 @@ import structlog
 from topicsd import snapshot
 from topicsd._native import checkpoint, file_ops, log_walk, seal_core
 from topicsd._native.log_walk import LogFormatError
-from topicsd.engine.segments import PACK
+from topicsd.engine.segments import COLD, PACK
 from topicsd.segments.names import PACKS, Name, topic_folder
 from topicsd.snapshot import Snapshot
 
@@ -113,6 +113,7 @@ class Checkpoints:
     def _later(self, wrong: OSError) -> None:
         """Let a disk that refuses be for a while: each try holds the writer up."""
         log.error("no checkpoint", why=str(wrong))
+        self.store.figures.add("checkpoint_failures")
         self.not_before_ms = self.store.clock.mono_ms() + RETRY_MS
 
     def due(self) -> bool:
@@ -152,10 +153,10 @@ class Checkpoints:
         }  # fmt: skip
         sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
         sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
-        log.info(
-            "checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=(time.monotonic_ns() - started_ns) // 1_000_000
-        )
-        self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed))
+        held_us = (time.monotonic_ns() - started_ns) // 1000
+        log.info("checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=held_us // 1000)
+        store.figures.set("checkpoint_held_us", held_us)
+        self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed, store.clock.mono_ms() - self.taken_ms))
 
     def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
         if self._pool is not None:
@@ -185,8 +186,13 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             snapshot.reserve(self.path, files, self.size)
 
-    def _written(self, number: int, moment: list[int], needed: list[int]) -> None:
+    def _written(self, number: int, moment: list[int], needed: list[int], took_ms: int) -> None:
         """The snapshot is durable: what only older ones needed may go."""
+        figures = self.store.figures
+        figures.add("checkpoints")
+        figures.set("checkpoint_at_ms", self.store.clock.wall_ms())
+        figures.set("checkpoint_ms", took_ms)
+        figures.set("checkpoint_bytes", self.size)
         self.moment = moment
         self.kept.append((number, needed))
         del self.kept[:-KEPT]
@@ -202,6 +208,7 @@ class Checkpoints:
             files += self._segments_to_go(oldest) + self._log_to_go()
         files += [(snapshot.path_of(self.path, number), None) for number in snapshots]
         if files:
+            self.store.figures.add("files_removed", len(files))
             log.info("files go", segments=self.removed_segment_files, log_files=self.removed_log_files)
             self._do(lambda: self._remove(files), None)
 
@@ -311,4 +318,4 @@ def files_of(data_dir: Path, file: FileName) -> list[Path]:
     if kind == PACK:
         return [data_dir / PACKS / f"{name:020d}.pack"]
     named = Name(data_dir / topic_folder(topic_id), topic_id, name, edition)
-    return [named.path(part) for part in ("data", "index", "tags", "flags")]
+    return [named.path(part) for part in (("index", "tags", "flags") if kind == COLD else ("data", "index", "tags", "flags"))]

@@ -19,8 +19,10 @@ import structlog
 from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
+from topicsd.figures import Figures
 from topicsd.segments.sealing import Policy, Rounds, Row
 from topicsd.settings import Settings
+from topicsd.upkeep import Ranges, Upkeep
 
 LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
@@ -81,7 +83,7 @@ class Line:
 class Keeper:
     """What the keeper does between its start and its end."""
 
-    def __init__(self, shared: Shared, settings: Settings, line: Line) -> None:
+    def __init__(self, shared: Shared, settings: Settings, line: Line, figures: Figures) -> None:
         self.shared = shared
         self.line = line
         self.settings = settings
@@ -89,6 +91,10 @@ class Keeper:
         policy = Policy(settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
+        self.upkeep = Upkeep(
+            shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
+            scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
+        )  # fmt: skip
         self.round_at_s = 0.0
         self.swept = 0
 
@@ -108,9 +114,15 @@ class Keeper:
                 log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
             for what in done.failed:
                 log.error("not sealed", what=what)
+        self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
     def _publish(self, rows: list[Row]) -> list[str]:
         answer = self.line.call({"op": "segment.publish", "rows": [[slot, topic_id, body.hex()] for slot, topic_id, body in rows]})
+        codes: list[str] = answer["codes"]
+        return codes
+
+    def _replace(self, rows: Ranges) -> list[str]:
+        answer = self.line.call({"op": "segment.replace", "rows": [[slot, topic_id, old.hex(), new.hex()] for slot, topic_id, old, new in rows]})
         codes: list[str] = answer["codes"]
         return codes
 
@@ -122,12 +134,12 @@ class Keeper:
             self.shared.set_worker(self.line.port.ring_slot, "maps_swept", retired)
 
 
-def run_keeper(shared: Shared, settings: Settings, ring: int) -> int:
+def run_keeper(shared: Shared, settings: Settings, ring: int, figures: Figures | None = None) -> int:
     """Seal until SIGUSR1 of the arbiter; return 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     shared.set("keeper_pid", os.getpid())
     line = Line(shared, ring)
-    keeper = Keeper(shared, settings, line)
+    keeper = Keeper(shared, settings, line, figures or Figures())
     while not line.ended:
         try:
             keeper.step()

@@ -112,6 +112,9 @@ CHECKPOINT_LOG_BYTES = (
     64 * MIB
 )  # of the log since the last snapshot; and never less than that one was large: writing it costs no more than writing did
 CHECKPOINT_MS = 60_000  # so often at most when nothing but files to be removed asks for one
+SCRUB_BYTES_PER_SECOND = 8 * MIB  # some 700 GB a day, for a few percent of one core
+REWRITE_LOOK_MS = 60_000  # between two looks for files of which next to nothing is alive: each looks at every topic
+ORPHAN_AGE_MS_MIN = 3_600_000  # a file that nobody speaks of is told when it is so old: a younger one may be about to be published
 SEAL_WAIT_S_MAX = 30.0  # of a request that asks for a topic to be sealed
 DRAIN_MS = 10_000
 DRAIN_MS_MAX = 600_000

@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     segment_max_events: Annotated[int, Field(ge=0, le=limits.SEGMENT_EVENTS_HARD_MAX)] = limits.SEGMENT_EVENTS_MAX
     segment_max_bytes: Annotated[int, Field(ge=0, le=limits.GIB)] = limits.SEGMENT_BYTES_MAX
     segment_max_age_ms: Annotated[int, Field(ge=0)] = limits.SEGMENT_AGE_MS_MAX
+    segment_rewrite: bool = True  # of files of which next to nothing is alive
+    scrub_bytes_per_second: Annotated[int, Field(ge=0, le=2**40)] = limits.SCRUB_BYTES_PER_SECOND  # 0: no scrub
     checkpoint_bytes: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_LOG_BYTES
     checkpoint_ms: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_MS
     log_archive_dir: Path | None = None

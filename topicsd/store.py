@@ -27,6 +27,7 @@ from topicsd._native.regions import Shared
 from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
+from topicsd.figures import Figures
 
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
@@ -76,6 +77,7 @@ class Store:
         threaded: bool = False,
         boot: bytes | None = None,
         lock: bool = True,
+        figures: Figures | None = None,
     ) -> None:
         self.shared = shared
         self.directory = directory
@@ -84,6 +86,7 @@ class Store:
         self.clock = clock
         self.files = files or FileSystem()
         self.threaded = threaded
+        self.figures = figures or Figures()
         self.boot = boot_id() if boot is None else boot
         self.found = recovery.Found()
         self.degraded: list[str] = []
@@ -100,6 +103,7 @@ class Store:
         self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
         self.engine.queues.open_reader(shared, directory)
         self.engine.segments.exists = lambda file: files_of(self.path, file)[0].exists()
+        self.engine.segments.leaving = lambda: {each.file for each in self.checkpoints.waiting}
         self.checkpoints = Checkpoints(self, options.checkpoint)
 
     # ---- open ----------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from topicsd import limits, logs, processes
 from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
 from topicsd._native.sessions import Sessions
+from topicsd.figures import Figures
 from topicsd.settings import Settings
 
 log = structlog.get_logger("arbiter")
@@ -63,16 +64,16 @@ class Child:
         self.backoff = Backoff()
 
 
-def _run_writer(meters: Meters, shared: Shared, settings: Settings, _ring: int) -> int:
+def _run_writer(meters: Meters, figures: Figures, shared: Shared, settings: Settings, _ring: int) -> int:
     from topicsd.writer import run_writer
 
-    return run_writer(shared, settings, meters)
+    return run_writer(shared, settings, meters, figures)
 
 
-def _run_keeper(shared: Shared, settings: Settings, ring: int) -> int:
+def _run_keeper(figures: Figures, shared: Shared, settings: Settings, ring: int) -> int:
     from topicsd.keeper import run_keeper
 
-    return run_keeper(shared, settings, ring)
+    return run_keeper(shared, settings, ring, figures)
 
 
 class Supervisor(Arbiter):  # type: ignore[misc]
@@ -85,8 +86,8 @@ class Supervisor(Arbiter):  # type: ignore[misc]
         self.meters = app.meters
         self.sessions = app.sessions
         self.settings = app.settings
-        self.writer = Child("writer", partial(_run_writer, app.meters), False)
-        self.keeper = Child("keeper", _run_keeper, True)
+        self.writer = Child("writer", partial(_run_writer, app.meters, app.figures), False)
+        self.keeper = Child("keeper", partial(_run_keeper, app.figures), True)
         self.children = (self.writer, self.keeper)
         self.stopping = False
         self.next_ring = -1
@@ -289,6 +290,7 @@ class Application(BaseApplication):  # type: ignore[misc]
         self.settings = settings
         self.shared = shared
         self.meters = Meters(shared.ring_slots)
+        self.figures = Figures()
         self.sessions = Sessions.create(shared, settings.max_watch_sessions)
         self.keyring = keyring
         self.started_ns = time.monotonic_ns()

@@ -23,6 +23,7 @@ from topicsd.checkpoint import CheckpointOptions
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
+from topicsd.figures import Figures
 from topicsd.processes import keep_memory
 from topicsd.store import LockedError, Store, StoreOptions
 
@@ -37,7 +38,7 @@ MARK_AFTER_TICKS = 20  # an idle second: then a mark records what is synced
 log = structlog.get_logger("writer")
 
 
-def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None) -> int:
+def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None, figures: Figures | None = None) -> int:
     """Recover, then serve the rings until SIGUSR1 says that no worker is left; return the exit code."""
     ending = False
 
@@ -53,7 +54,7 @@ def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None)
     shared.set("ready", 0)
     shared.set("replay_permille", 0)
     try:
-        store = Store(shared, str(settings.data_dir), options_of(settings), SystemClock(), threaded=True)
+        store = Store(shared, str(settings.data_dir), options_of(settings), SystemClock(), threaded=True, figures=figures)
     except LockedError as locked:
         print(f"topicsd: {locked}", file=sys.stderr, flush=True)
         return EXIT_LOCKED

@@ -46,3 +46,29 @@ def test_a_topic_is_sealed_on_request_and_reads_the_same(launch: Callable[..., S
     with server.line() as line:
         insist(line, "DELETE", at("t"))
     assert eventually(lambda: not list(server.data.glob("topics/*/*/*.data")), 30.0), "the segments were kept"
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_keeper_finds_a_flipped_bit_and_the_server_says_that_it_is_degraded(launch: Callable[..., Server]) -> None:
+    server = launch(TOPICS_SCRUB_BYTES_PER_SECOND=1 << 30)
+    with server.line() as line:
+        insist(line, "POST", at("t"), write_body([b'"%s"' % (b"x" * 4500)] * 100, "k"))
+        insist(line, "POST", at("t") + "/seal", b"")
+    (data,) = server.data.glob("topics/*/*/*.data")
+    assert server.stop() == 0
+    raw = bytearray(data.read_bytes())
+    raw[5000] ^= 1
+    data.write_bytes(raw)
+    server.start()
+
+    def told() -> bool:
+        with server.line() as line:
+            ready = insist(line, "GET", "/v0/ready")[0].json
+            return ready.get("degraded", False) and "scrub" in ready["reasons"][0]
+
+    assert eventually(told, 30.0), "the scrub has found nothing"
+    with server.line() as line:
+        metrics = insist(line, "GET", "/v0/metrics")[0].body.decode()
+    assert "topics_scrub_problems_total 1\n" in metrics

@@ -22,8 +22,10 @@ from topicsd.checkpoint import CheckpointOptions
 from topicsd.engine import Options
 from topicsd.engine.segments import parse_body
 from topicsd.errors import TopicsError
+from topicsd.figures import Figures
 from topicsd.segments.sealing import Policy, Rounds
 from topicsd.store import Store, StoreOptions
+from topicsd.upkeep import Upkeep
 
 OUTCOMES = {1: "moved", 2: "topic_full", 3: "record_too_large", 4: "storage_read_only", 5: "throttled", 6: "throttled", 7: "throttled", 9: "unknown"}
 CREATED, DEDUPED, BODY_DIFFERS = 1, 2, 4
@@ -119,6 +121,14 @@ class Library:
             rounds.seal_all(slot, self.sequencer.topic(slot)["topic_id"])
         assert not rounds.done.failed, rounds.done.failed
         return {"published": rounds.done.segments, **rounds.done.refused}
+
+    def upkeep(self, **options: Any) -> Upkeep:
+        """The keeper's care for files, in this process."""
+        replace = lambda rows: [self.engine.segments.replace(*row) for row in rows]  # noqa: E731
+        unknown = lambda files: self.call({"op": "segment.unknown", "files": files})["files"]  # noqa: E731
+        directory, figures = os.fsdecode(self.directory), options.pop("figures", None) or Figures()
+        options = {"files": self.files, "pack_number": self.sealing().next_pack, **options}
+        return Upkeep(self.shared, Path(directory), replace, unknown, figures, **options)
 
     def rows(self, name: str) -> list[tuple[int, int]]:
         """The sealed ranges of a topic."""

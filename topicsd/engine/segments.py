@@ -11,15 +11,16 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from topicsd._native import seal_core
+from topicsd._native import seal_core, upkeep
 from topicsd.engine import frames
 
 if TYPE_CHECKING:
     from topicsd.engine.engine import Answer, Engine
 
 Json = dict[str, Any]
-OWN, PACK = 1, 2
+OWN, PACK, COLD = 1, 2, 3
 _ROW = struct.Struct("<QQQQIIIIIIII")
+_COUNTED = 36  # first and last seq, last ts, live bytes, live records: as they are now
 _FILE = struct.Struct("<QQQQQIIIIQ")
 CODES = {
     seal_core.PUBLISHED: "published",
@@ -49,12 +50,19 @@ def parse_body(raw: bytes) -> Body:
     return Body(row[0], row[1], row[6] != 0, file[7], file[1], file[2], file[3], row[4])
 
 
+def identity(raw: bytes) -> tuple[int, int, int, int]:
+    """Return what a row's file is known by; zeroes for a row without one."""
+    parsed = parse_body(raw)
+    return (parsed.kind, parsed.topic_id, parsed.name, parsed.edition) if parsed.has_file else (0, 0, 0, 0)
+
+
 class Segments:
     """Publish, replay and retire. One thread, the writer's."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.exists: Callable[[tuple[int, int, int, int]], bool] = lambda _file: True  # the store sets it
+        self.leaving: Callable[[], set[tuple[int, int, int, int]]] = set  # files that wait to be removed; the store sets it
         self.files: dict[tuple[int, int, int, int], int] = {}  # (kind, topic id, name, edition) -> number in the shared table
         self.wanted: dict[int, int] = {}  # slot -> topic id: somebody has asked for these to be sealed now
         self.retired: list[tuple[int, int, int, int, int]] = []  # (number, kind, topic id, name, edition): no row leads there any more
@@ -63,7 +71,10 @@ class Segments:
 
     def commands(self) -> dict[str, Any]:
         """Return the commands by name."""
-        return {"segment.publish": self._publish, "segment.wanted": self._wanted, "topic.seal": self._seal}
+        return {
+            "segment.publish": self._publish, "segment.replace": self._replace, "segment.unknown": self._unknown, "segment.wanted": self._wanted,
+            "topic.seal": self._seal,
+        }  # fmt: skip
 
     # ---- live --------------------------------------------------------------------------------------------------------------------
 
@@ -86,6 +97,39 @@ class Segments:
             sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, first_seq, self.engine.clock.wall_ms(), body, True)
             code = self._apply(slot, body)
         return CODES[code]
+
+    def _replace(self, command: Json) -> Answer:
+        rows = command["rows"]
+        return _answer({"codes": [self.replace(slot, topic_id, bytes.fromhex(old), bytes.fromhex(new)) for slot, topic_id, old, new in rows]})
+
+    def replace(self, slot: int, topic_id: int, old: bytes, new: bytes) -> str:
+        """Let a row lead into another file of the same range, if it still leads where `old` says; return what came of it.
+
+        What is deleted in the row stays so, whatever the new file says: a delete that came while it was made is not forgotten.
+        """
+        sequencer = self.engine.sequencer
+        parsed = parse_body(new)
+        row = upkeep.row_of(sequencer, slot, parsed.first_seq, parsed.last_seq) if sequencer.topic(slot)["topic_id"] == topic_id else None
+        if row is None or identity(row) != identity(old):
+            return CODES[seal_core.DEAD]
+        if (parsed.kind != PACK and identity(new) in self.files) or not self._is_there(new):
+            return CODES[seal_core.BROKEN]
+        body = row[:_COUNTED] + new[_COUNTED:]
+        self.published += 1
+        topic = sequencer.topic(slot)
+        sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, parsed.first_seq, self.engine.clock.wall_ms(), body, True)
+        return "replaced" if self._lead(slot, body) else CODES[seal_core.NO_MEMORY]
+
+    def _lead(self, slot: int, body: bytes) -> bool:
+        number = self.file_of(body)
+        return bool(number) and upkeep.replace(self.engine.sequencer, slot, body, number)
+
+    def _unknown(self, command: Json) -> Answer:
+        """Which of some files does nobody speak of? One with files of its own may be hot or cold."""
+        self.collect()
+        known = set(self.files) | self.leaving() | {gone[1:] for gone in self.retired}
+        asked = [tuple(file) for file in command["files"]]
+        return _answer({"files": [file for file in asked if file not in known and not (file[0] == OWN and (COLD, *file[1:]) in known)]})
 
     def _is_there(self, body: bytes) -> bool:
         """What the row leads to stands on the disk: a row is never published for files that have gone meanwhile."""
@@ -141,13 +185,16 @@ class Segments:
 
     def replay(self, slot: int, topic_id: int, body: bytes) -> None:
         """Do again what a FRAME_SEGMENT did. A row whose file is not there leaves its records where they are: in the log."""
-        code = seal_core.admits(self.engine.sequencer, slot, body)
+        parsed = parse_body(body)
+        row = upkeep.row_of(self.engine.sequencer, slot, parsed.first_seq, parsed.last_seq) if parsed.has_file else None
+        if row is not None and self._is_there(body) and self._lead(slot, body):
+            return
+        code = seal_core.BROKEN if row is not None else seal_core.admits(self.engine.sequencer, slot, body)
         if code == seal_core.PUBLISHED and not self._is_there(body):
             code = seal_core.BROKEN
         if code == seal_core.PUBLISHED:
             code = self._apply(slot, body)
         if code not in (seal_core.PUBLISHED, seal_core.DEAD):
-            parsed = parse_body(body)
             self.not_taken.append(f"topic {topic_id}, seqs {parsed.first_seq}-{parsed.last_seq}: {CODES[code]}")
 
 

@@ -64,6 +64,11 @@ class Rounds:
             return 0
         return max((int(name[:20]) for name in names if name[:20].isdigit()), default=0)
 
+    def next_pack(self) -> int:
+        """Return the number of a pack that nobody else will write."""
+        self.pack_number += 1
+        return self.pack_number
+
     def round(self, now_ms: int) -> Done:
         """Seal everything that is due now."""
         self.done = Done()
@@ -106,12 +111,12 @@ class Rounds:
     def _pack(self, small: list[tuple[int, int]]) -> None:
         policy, at = self.policy, 0
         while at < len(small) and self.alive():
-            self.pack_number += 1
+            number = self.next_pack()
             rows: list[Row] = []
             begun = False
             slot = topic_id = 0
             try:
-                self.sealer.begin_pack(self.pack_number)
+                self.sealer.begin_pack(number)
                 begun = True
                 while at < len(small) and len(rows) < policy.pack_rows_max and self.sealer.pack_bytes() < policy.pack_bytes_max:
                     slot, topic_id = small[at]

@@ -1,0 +1,17 @@
+# The keeper's look at the segment-file table and at the rows that lead into it, and the writer's hand when a row is to lead elsewhere.
+#
+#   listed    every file that is alive: what a scrub reads, what is no orphan
+#   tally     live records, live bytes and seqs by file, over all topics: which files are mostly dead
+#   ranges    the rows that lead into one file, with what is deleted in them: what a rewrite keeps
+#   replace   (writer) a row leads into another file that holds the same range; the old file loses a row, and is retired with its last one
+#
+# word                  written by   order                          a stale read means
+# segment_file          writer       see sealed.pxd                 a file that has gone meanwhile is looked for: its reader finds none
+# a row, its marks      writer       under the slot's lock          tally: a number of a moment ago. ranges: taken again, or left out. A delete
+#                                                                   that is missed stands in the row's marks, and those stay when it is replaced
+#
+# Owner: a call. Nothing is kept.
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef struct Dead:        # of one file, over the rows that lead into it
+    uint64_t live, live_bytes, seqs

@@ -1,0 +1,52 @@
+from typing import NamedTuple
+
+from topicsd._native.engine_core import EngineCore
+from topicsd._native.regions import Shared
+
+class File(NamedTuple):
+    """One living row of the segment-file table. `kind`: 1 files of its own, 2 a pack; `topic_id` is 0 for a pack."""
+
+    number: int
+    serial: int
+    kind: int
+    topic_id: int
+    name: int
+    edition: int
+    bytes: int
+
+class Live(NamedTuple):
+    """What is alive of a file: records, their bytes, and seqs of the ranges that lead into it."""
+
+    live: int
+    live_bytes: int
+    seqs: int
+
+def listed(shared: Shared) -> list[File]:
+    """Every file that is alive."""
+
+def lives(shared: Shared, number: int, serial: int) -> bool:
+    """Say whether a file still is what it was when it was listed."""
+
+def tally(shared: Shared) -> list[tuple[int, Live]]:
+    """What is alive in each file that a row leads into, by its number."""
+
+def ranges(shared: Shared, number: int) -> list[tuple[int, int, bytes, bytes]]:
+    """The rows that lead into a file: [(slot, topic id, struct segment_body, a byte for each seq: 0xD5 where it is deleted, else 0)]."""
+
+def row_of(core: EngineCore, slot: int, first_seq: int, last_seq: int) -> bytes | None:
+    """The row of exactly this range as a struct segment_body, or None."""
+
+def replace(core: EngineCore, slot: int, body: bytes, number: int) -> bool:
+    """Let the row of exactly the body's range lead into file `number`. False when there is no such row."""
+
+def cold_attach(shared: Shared, bytes_max: int) -> None:
+    """Let this process read from the cold tier through a cache of so many bytes; again is no harm."""
+
+def cold_wanted(shared: Shared) -> tuple[File, int, int] | None:
+    """What the last read lacked of the cold tier: (file, begin, end), or None; asking takes it."""
+
+def cold_put(shared: Shared, serial: int, bytes: int, offset: int, what: bytes) -> None:
+    """Put blocks of a data part of `bytes` in; `offset` is that of a block. Raises MemoryError, ValueError."""
+
+def cold_numbers(shared: Shared) -> tuple[int, int, int]:
+    """Reads that found all they wanted, reads that did not, bytes held."""

@@ -1,0 +1,237 @@
+"""What the keeper sees of segment files, and how a row comes to lead into another one (see upkeep.pxd)."""
+
+from collections import namedtuple
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport ENOMEM
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from topicsd._native.atomics cimport load_acquire_32, load_acquire_64, load_relaxed_64
+from topicsd._native.cold_window cimport ColdWindows, cold_window_put, cold_windows_new
+from topicsd._native.engine_core cimport EngineCore
+from topicsd._native.layout cimport SEGMENT_FILES_MAX, SEGMENT_HOT, segment_body, segment_file, segment_row, topic_slot
+from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.sealed cimport Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, segment_file_dropped
+from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
+
+File = namedtuple("File", "number serial kind topic_id name edition bytes")
+Live = namedtuple("Live", "live live_bytes seqs")
+
+cdef enum:
+    TRIES = 16
+    FLAG_DELETED = 0xD5
+
+
+def listed(Shared shared not None):
+    """Return every file that is alive."""
+    cdef uint64_t number, used = min(shared.r.segment_files[0].name, <uint64_t>SEGMENT_FILES_MAX - 1)
+    cdef const segment_file *file
+    cdef list out = []
+    for number in range(1, used + 1):
+        file = &shared.r.segment_files[number]
+        if load_acquire_32(&file.state) == <uint32_t>SEGMENT_HOT:
+            out.append(File(number, file.serial, file.kind, file.topic_id, file.name, file.edition, file.bytes))
+    return out
+
+
+def lives(Shared shared not None, uint32_t number, uint64_t serial):
+    """Say whether a file still is what it was when it was listed."""
+    if number >= SEGMENT_FILES_MAX:
+        return False
+    cdef const segment_file *file = &shared.r.segment_files[number]
+    return load_acquire_32(&file.state) == <uint32_t>SEGMENT_HOT and file.serial == serial
+
+
+cdef void _count(const Regions *regions, Dead *by_file, uint64_t files) noexcept nogil:
+    cdef uint64_t slot, high = load_acquire_64(&regions.control.table_high)
+    cdef uint32_t number
+    cdef TopicView view
+    cdef Rows rows
+    cdef const segment_row *row
+    for slot in range(high):
+        if load_relaxed_64(&regions.table[slot].topic_id) == 0 or load_relaxed_64(&regions.table[slot].sealed_through) == 0:
+            continue
+        if view_take(regions, <uint32_t>slot, &view) != 0 or rows_of_view(regions, &view, &rows) != 0:
+            continue
+        for number in range(rows.count):
+            row = &rows.at[number]
+            if row.file and row.file <= files:
+                by_file[row.file].live += row.live
+                by_file[row.file].live_bytes += row.live_bytes
+                by_file[row.file].seqs += row.last_seq - row.first_seq + 1
+
+
+def tally(Shared shared not None):
+    """Return what is alive in each file that a row leads into, by its number."""
+    cdef uint64_t number, used = min(shared.r.segment_files[0].name, <uint64_t>SEGMENT_FILES_MAX - 1)
+    cdef Dead *by_file = <Dead *>calloc(used + 1, sizeof(Dead))
+    if by_file == NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            _count(&shared.r, by_file, used)
+        return [(number, Live(by_file[number].live, by_file[number].live_bytes, by_file[number].seqs))
+                for number in range(1, used + 1) if by_file[number].seqs]
+    finally:
+        free(by_file)
+
+
+cdef void _body(const Regions *regions, const segment_row *row, segment_body *out) noexcept nogil:
+    out.row = row[0]
+    memset(&out.file, 0, sizeof(segment_file))
+    if row.file and row.file < SEGMENT_FILES_MAX:
+        out.file = regions.segment_files[row.file]
+        out.file.serial = out.file.next = 0
+        out.file.rows = out.file.state = 0
+        out.row.file = 1
+
+
+cdef list _of_slot(const Regions *regions, uint32_t slot, uint32_t file):
+    """The rows of one topic that lead into `file`; [] when the ground moved too often."""
+    cdef TopicView view
+    cdef Rows rows
+    cdef segment_body body
+    cdef uint32_t number
+    cdef uint64_t seq, count
+    cdef list out
+    cdef bytes flags
+    cdef uint8_t *flag
+    for _ in range(TRIES):
+        out = []
+        if view_take(regions, slot, &view) != 0 or rows_of_view(regions, &view, &rows) != 0:
+            return []
+        for number in range(rows.count):
+            if rows.at[number].file != file:
+                continue
+            _body(regions, &rows.at[number], &body)
+            if not view_still(regions, slot, &view):    # the row is whole: its range may be believed
+                break
+            count = body.row.last_seq - body.row.first_seq + 1
+            flags = PyBytes_FromStringAndSize(NULL, count)
+            flag = <uint8_t *>PyBytes_AS_STRING(flags)
+            for seq in range(count):
+                flag[seq] = FLAG_DELETED if row_marked(regions, &body.row, body.row.first_seq + seq) else 0
+            body.row.marks_at = 0
+            out.append((slot, view.topic_id, PyBytes_FromStringAndSize(<char *>&body, sizeof(body)), flags))
+        if view_still(regions, slot, &view):
+            return out
+    return []
+
+
+cdef uint64_t _next_slot(const Regions *regions, uint64_t slot, uint64_t high, uint32_t file) noexcept nogil:
+    """The first slot from `slot` on that seems to have a row of the file; `high` for none."""
+    cdef TopicView view
+    cdef Rows rows
+    cdef uint32_t number
+    while slot < high:
+        if load_relaxed_64(&regions.table[slot].topic_id) and load_relaxed_64(&regions.table[slot].sealed_through):
+            if view_take(regions, <uint32_t>slot, &view) == 0 and rows_of_view(regions, &view, &rows) == 0:
+                for number in range(rows.count):
+                    if rows.at[number].file == file:
+                        return slot
+        slot += 1
+    return high
+
+
+def ranges(Shared shared not None, uint32_t number):
+    """Return the rows that lead into a file, each with a byte for each of its seqs: 0xD5 where it is deleted."""
+    cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)
+    cdef list out = []
+    if number == 0:
+        return out
+    while True:
+        with nogil:
+            slot = _next_slot(&shared.r, slot, high, number)
+        if slot == high:
+            return out
+        out += _of_slot(&shared.r, <uint32_t>slot, number)
+        slot += 1
+
+
+# ---- the cold tier: this process's windows (cold_window.pxd) ----------------------------------------------------------------
+
+
+cdef ColdWindows *_windows(Shared shared) except? NULL:
+    if shared.r.sealed == NULL:
+        raise ValueError("this process has no maps of segment files")
+    return (<Sealed *>shared.r.sealed).cold
+
+
+def cold_attach(Shared shared not None, uint64_t bytes_max):
+    """Let this process read from the cold tier through a cache of so many bytes; again is no harm."""
+    if _windows(shared) == NULL:
+        (<Sealed *>shared.r.sealed).cold = cold_windows_new(bytes_max)
+        if (<Sealed *>shared.r.sealed).cold == NULL:
+            raise MemoryError
+
+
+def cold_wanted(Shared shared not None):
+    """Return what the last read lacked of the cold tier as (File, begin, end), or None; asking takes it."""
+    cdef ColdWindows *windows = _windows(shared)
+    cdef const segment_file *file
+    cdef uint32_t number
+    if windows == NULL or windows.wanted_file == 0:
+        return None
+    number = windows.wanted_file
+    windows.wanted_file = 0
+    file = &shared.r.segment_files[number]
+    if load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT or file.serial != windows.wanted_serial:
+        return None
+    return (File(number, file.serial, file.kind, file.topic_id, file.name, file.edition, file.bytes), windows.wanted_begin, windows.wanted_end)
+
+
+def cold_put(Shared shared not None, uint64_t serial, uint64_t bytes, uint64_t offset, const uint8_t[::1] what not None):
+    """Put blocks of a data part of `bytes` in; `offset` is that of a block. Raises MemoryError, ValueError."""
+    cdef ColdWindows *windows = _windows(shared)
+    cdef int result = cold_window_put(windows, (<Sealed *>shared.r.sealed).maps.turn, serial, bytes, offset, &what[0], len(what)) if len(what) else 0
+    if result != 0:
+        raise MemoryError if result == -ENOMEM else ValueError("no block of this file")
+
+
+def cold_numbers(Shared shared not None):
+    """Return (reads that found all they wanted, reads that did not, bytes held)."""
+    cdef ColdWindows *windows = _windows(shared)
+    if windows == NULL:
+        return 0, 0, 0
+    return windows.hits, windows.misses, windows.held
+
+
+# ---- the writer -------------------------------------------------------------------------------------------------------------
+
+
+def row_of(EngineCore core not None, uint32_t slot, uint64_t first_seq, uint64_t last_seq):
+    """Return the row of exactly this range as a struct segment_body, or None."""
+    cdef segment_row *row = row_at(core.core.regions, &core.core.regions.table[slot], first_seq)
+    cdef segment_body body
+    if row == NULL or row.first_seq != first_seq or row.last_seq != last_seq:
+        return None
+    _body(core.core.regions, row, &body)
+    return PyBytes_FromStringAndSize(<char *>&body, sizeof(body))
+
+
+def replace(EngineCore core not None, uint32_t slot, bytes body not None, uint32_t number):
+    """Let the row of exactly the body's range lead into file `number`. False when there is no such row."""
+    cdef Regions *regions = core.core.regions
+    cdef topic_slot *topic = &regions.table[slot]
+    cdef segment_body made
+    cdef segment_row *row
+    cdef uint32_t old
+    if len(body) < <Py_ssize_t>sizeof(segment_body):
+        raise ValueError("a segment's row is cut short")
+    memcpy(&made, PyBytes_AS_STRING(body), sizeof(segment_body))
+    row = row_at(regions, topic, made.row.first_seq)
+    if row == NULL or row.first_seq != made.row.first_seq or row.last_seq != made.row.last_seq or number == 0:
+        return False
+    old = row.file
+    regions.segment_files[number].rows += 1
+    slot_lock(topic)
+    row.file = number
+    row.data_at, row.index_at, row.tags_at = made.row.data_at, made.row.index_at, made.row.tags_at
+    row.flags, row.deleted = made.row.flags, 0
+    slot_unlock(topic)
+    if old:
+        segment_file_dropped(regions, old)
+    sealed_changed(regions)
+    return True

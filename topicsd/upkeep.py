@@ -1,0 +1,320 @@
+"""The keeper's care for sealed files: read all of them again and again (scrub), make those anew that are mostly dead or damaged where they can be
+made again, and say which files nobody speaks of. Nothing is ever changed in place or removed here: a file is replaced by another one that holds
+the same range, the writer publishes it, and the old one goes as any file goes, after two snapshots.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from topicsd import limits
+from topicsd._native import upkeep
+from topicsd._native.files import FileSystem
+from topicsd._native.regions import Shared
+from topicsd._native.segment import SegmentError, SegmentView
+from topicsd._native.segment_build import Built, Writer, make_folder
+from topicsd._native.upkeep import File
+from topicsd.figures import Figures
+from topicsd.segments import names
+from topicsd.segments.names import Place, Spot
+from topicsd.segments.scrub import Item, Scrubber
+from topicsd.segments.verify import Problem, Verifier, load, pack_places
+
+OWN, PACK, COLD = 1, 2, 3
+ROW, FILE = struct.Struct("<4Q8I"), struct.Struct("<5Q4IQ")
+LIVE_PERMILLE_MAX = 10  # of its seqs
+FREED_BYTES_MIN = 1 << 20  # less is not worth three new files
+INDEX_BYTES = 25  # of a seq in an index: dead ones keep their place there
+RECORD_BYTES = 64  # of a record beside its payload
+ROWS_A_CALL = 32
+SEGMENTS_A_STEP = 256  # small ones; the bytes are limited by the clock
+
+Ranges = list[tuple[int, int, bytes, bytes]]
+Replace = Callable[[list[tuple[int, int, bytes, bytes]]], list[str]]  # slot, topic id, the row as it was, the row as it is to be
+log = structlog.get_logger("upkeep")
+
+
+@dataclass
+class Health:
+    """What the last whole pass found."""
+
+    damaged: int = 0
+    remake: set[tuple[int, int]] = field(default_factory=set)  # (number, serial) of files with an index or tags that can be made again
+
+
+class Upkeep:
+    """One thread, the keeper's. `replace` hands rows to the writer; `unknown` asks it which of some files no snapshot waits to remove."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        data_dir: Path,
+        replace: Replace,
+        unknown: Callable[[list[list[int]]], list[list[int]]],
+        figures: Figures,
+        *,
+        scrub_bytes_per_second: int = 0,
+        rewrite: bool = True,
+        files: FileSystem | None = None,
+        pack_number: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.shared, self.data_dir, self.figures = shared, data_dir, figures
+        self.replace, self.unknown, self.files, self.pack_number = replace, unknown, files, pack_number
+        self.rewrites = rewrite
+        self.look_at_ms = 0
+        self.health, self.told = Health(), set[tuple[Path, int, str]]()
+        self._of_item: dict[Path, File] = {}
+        self._refused = set[tuple[int, int]]()  # (number, serial) of files that could not be made anew: not tried again
+        self._damaged = 0
+        self._verifier = Verifier()
+        self.scrubber = Scrubber(self._everything, scrub_bytes_per_second, self._note) if scrub_bytes_per_second else None
+        self._passes = 0
+
+    # ---- step ------------------------------------------------------------------------------------------------------------------
+
+    def step(self, mono_ms: int, wall_ms: int) -> None:
+        """Do a slice of what is due: some segments are verified, one file is made anew."""
+        if self.scrubber is not None:
+            for _ in range(SEGMENTS_A_STEP):
+                if self.scrubber.step(mono_ms, wall_ms):
+                    break
+            self._show()
+        if self.health.remake:
+            number, serial = self.health.remake.pop()
+            self._again(number, serial)
+        elif self.rewrites and mono_ms >= self.look_at_ms and not self.rewrite_one():
+            self.look_at_ms = mono_ms + limits.REWRITE_LOOK_MS
+
+    def _show(self) -> None:
+        assert self.scrubber is not None
+        numbers, figures = self.scrubber.numbers, self.figures
+        for name in ("passes", "segments", "bytes", "problems", "last_pass_ms", "last_pass_problems"):
+            figures.set(f"scrub_{name}", getattr(numbers, name))
+        if numbers.passes != self._passes:
+            self._passes = numbers.passes
+            figures.set("damaged", self._damaged)
+            self.look_for_orphans(numbers.last_pass_ms)
+
+    # ---- scrub -----------------------------------------------------------------------------------------------------------------
+
+    def _everything(self) -> Iterator[Item]:
+        """What is to be verified in a pass: every file of the table, as it is now."""
+        self._of_item, self._damaged = {}, 0
+        for file in upkeep.listed(self.shared):
+            yield from self._items(file)
+
+    def _items(self, file: File) -> Iterator[Item]:
+        def gone() -> bool:
+            return not upkeep.lives(self.shared, file.number, file.serial)
+
+        if gone():
+            return
+        path = path_of(self.data_dir, file)
+        self._of_item[path] = file
+        if file.kind == PACK:
+            try:
+                places, problems = pack_places(path, load(path)[0])
+            except (SegmentError, OSError) as wrong:
+                places, problems = [], [Problem(path, 0, str(wrong), loses=True)]
+            if not gone():
+                for problem in problems:
+                    self._note(problem)
+            yield from (Item(place, gone=gone) for place in places)
+            return
+        name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
+        yield Item(names.place_of(name), gone=gone, cold=name if file.kind == COLD else None)
+
+    def _note(self, problem: Problem) -> None:
+        self._damaged += 1
+        self.figures.set("damaged", max(self._damaged, self.figures.get("damaged")))
+        key = (problem.path, problem.offset, problem.what)
+        if key not in self.told:
+            self.told.add(key)
+            log.error("damage", what=str(problem), loses=problem.loses)
+        named = names.parse(problem.path)
+        if named is not None and named[1] in ("index", "tags"):
+            file = self._of_item.get(named[0].path("data"))
+            if file is not None and file.kind == OWN:
+                self.health.remake.add((file.number, file.serial))
+
+    # ---- files that are mostly dead, or whose index is damaged -------------------------------------------------------------------
+
+    def dead_files(self) -> list[File]:
+        """Files of which next to nothing is alive and that would give back a mebibyte or more."""
+        live = dict(upkeep.tally(self.shared))
+        found = []
+        for file in upkeep.listed(self.shared):
+            if file.kind == COLD or file.number not in live:
+                continue
+            alive = live[file.number]
+            left = alive.seqs * INDEX_BYTES + alive.live * RECORD_BYTES + 2 * alive.live_bytes + 4096
+            part, whole = (alive.live_bytes, file.bytes) if file.kind == PACK else (alive.live, alive.seqs)
+            dead = part * 1000 <= whole * LIVE_PERMILLE_MAX
+            if dead and file.bytes - left >= FREED_BYTES_MIN:
+                found.append(file)
+        return found
+
+    def rewrite_one(self) -> bool:
+        """Make one file anew that is mostly dead; tell whether there was one."""
+        return any((file.number, file.serial) not in self._refused and self.make_anew(file) for file in self.dead_files())
+
+    def _again(self, number: int, serial: int) -> None:
+        for file in upkeep.listed(self.shared):
+            if (file.number, file.serial) == (number, serial) and (number, serial) not in self._refused:
+                self.make_anew(file, mend=True)
+
+    def make_anew(self, file: File, *, mend: bool = False) -> bool:
+        """Copy what lives of a file into a new one and let its rows lead there. `mend`: its index or tags are damaged, the data is not."""
+        ranges = upkeep.ranges(self.shared, file.number)
+        if not ranges or not upkeep.lives(self.shared, file.number, file.serial):
+            return False
+        try:
+            rows = self._own(file, ranges[0], mend) if file.kind == OWN else self._pack(file, ranges)
+        except (SegmentError, OSError) as wrong:
+            self._refused.add((file.number, file.serial))
+            log.error("not made anew", path=str(path_of(self.data_dir, file)), why=str(wrong))
+            return False
+        codes: list[str] = []
+        for first in range(0, len(rows), ROWS_A_CALL):
+            codes += self.replace(rows[first : first + ROWS_A_CALL])
+        done = codes.count("replaced")
+        if done:
+            self.figures.add("rewrites")
+            self.figures.add("rewritten_bytes", file.bytes)
+            log.info("made anew", path=str(path_of(self.data_dir, file)), bytes=file.bytes, rows=done)
+        if done < len(rows):
+            self._refused.add((file.number, file.serial))
+        return done > 0
+
+    def _own(self, file: File, one: tuple[int, int, bytes, bytes], mend: bool) -> Ranges:
+        slot, topic_id, body, deleted = one
+        name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
+        place = names.place_of(name)
+        if mend:
+            checked = self._verifier.check(place, remake=True)
+            self._verifier.forget()
+            if any(problem.loses for problem in checked.problems) or not checked.remade:
+                raise OSError(f"{place.data.path}: its data is damaged too; what is left of it is evidence")
+            index = checked.remade.get("index") or place.index.path.read_bytes()
+        else:
+            index = place.index.path.read_bytes()
+        with mapped(place.data.path) as data:
+            view = SegmentView(index, data, marks=True)
+            if not mend:
+                view.take_flags(flags_of(view, deleted))
+            writer = Writer(name.folder, self.files)
+            writer.begin(topic_id, view.first_seq, file.edition + 1)
+            writer.add_all(view)
+            built = writer.finish()
+            del view
+        size = built.data_bytes + built.index_bytes + built.tags_bytes
+        return [(slot, topic_id, body, body_of(body, built, OWN, topic_id, file.name, file.edition + 1, size))]
+
+    def _pack(self, file: File, ranges: Ranges) -> Ranges:
+        number = self.pack_number()
+        folder = names.pack_path(self.data_dir, number).parent
+        make_folder(self.data_dir, folder.relative_to(self.data_dir), self.files)
+        writer = Writer(folder, self.files)
+        made: list[tuple[tuple[int, int, bytes, bytes], Built]] = []
+        with mapped(names.pack_path(self.data_dir, file.name)) as raw:
+            writer.pack_begin(number)
+            for one in sorted(ranges, key=lambda each: (each[1], each[2][:8][::-1])):
+                place = place_in_pack(names.pack_path(self.data_dir, file.name), one[1], one[2])
+                view = SegmentView(raw, raw, index_offset=place.index.offset, data_offset=place.data.offset, marks=True)
+                view.take_flags(flags_of(view, one[3]))
+                writer.begin_in_pack(one[1], view.first_seq)
+                writer.add_all(view)
+                made.append((one, writer.finish()))
+                del view
+            size = writer.pack_finish()
+        return [(slot, topic_id, body, body_of(body, built, PACK, 0, number, 0, size)) for (slot, topic_id, body, _), built in made]
+
+    # ---- files that nobody speaks of -----------------------------------------------------------------------------------------------
+
+    def look_for_orphans(self, wall_ms: int) -> list[Path]:
+        """Files below topics/ and packs/ that no row leads into and no snapshot waits to remove. They are told, never removed."""
+        known = {(file.kind, file.topic_id, file.name, file.edition) for file in upkeep.listed(self.shared)}
+        asked: dict[tuple[int, int, int, int], list[Path]] = {}
+        for path in names.files_below(self.data_dir):
+            key = key_of(path)
+            kinds = [key] if key is None or key[0] == PACK else [key, (COLD, *key[1:])]
+            try:
+                young = wall_ms - path.stat().st_mtime_ns // 1_000_000 < limits.ORPHAN_AGE_MS_MIN
+            except FileNotFoundError:
+                continue
+            if not young and not any(kind in known for kind in kinds):
+                asked.setdefault(key or (0, 0, 0, 0), []).append(path)
+        keys = [list(key) for key in asked if key[0]]
+        orphans = asked.get((0, 0, 0, 0), [])
+        for first in range(0, len(keys), 64):
+            for unknown in self.unknown(keys[first : first + 64]):
+                orphans += asked[(unknown[0], unknown[1], unknown[2], unknown[3])]
+        self.figures.set("orphans", len(orphans))
+        for path in orphans:
+            if (path, 0, "orphan") not in self.told:
+                self.told.add((path, 0, "orphan"))
+                log.warning("no row speaks of this file; it stays where it is", path=str(path))
+        return orphans
+
+
+# ---- files, rows
+
+
+def path_of(data_dir: Path, file: File) -> Path:
+    """The file that names a row of the table: the data part's, or the pack's."""
+    if file.kind == PACK:
+        return names.pack_path(data_dir, file.name)
+    return names.name_of(data_dir, file.topic_id, file.name, file.edition).path("data")
+
+
+def key_of(path: Path) -> tuple[int, int, int, int] | None:
+    """What the table calls the file that a path belongs to; None for one that does not belong there."""
+    named = names.parse(path)
+    if named is not None:
+        return OWN, named[0].topic_id, named[0].first_seq, named[0].edition
+    number = names.pack_number(path)
+    return None if number is None else (PACK, 0, number, 0)
+
+
+def place_in_pack(path: Path, topic_id: int, body: bytes) -> Place:
+    """Where the parts stand that a row leads to."""
+    row = ROW.unpack_from(body)
+    data_at, index_at, tags_at = (row[number] * 8 for number in (8, 9, 10))
+    return Place(Spot(path, data_at), Spot(path, index_at), Spot(path, tags_at), topic_id, row[0], row[1], index_at - data_at)
+
+
+def flags_of(view: SegmentView, deleted: bytes) -> bytes:
+    """A flags part that says of each seq whether the row's marks call it deleted, or the segment does."""
+    part = bytearray(view.flags_part())
+    for number, flag in enumerate(deleted):
+        if flag:
+            part[128 + number] = flag
+    return bytes(part)
+
+
+def body_of(old: bytes, built: Built, kind: int, topic_id: int, name: int, edition: int, size: int, flags: int | None = None) -> bytes:
+    """The row `old` as it leads into what was built: range, times and counts stay."""
+    row = list(ROW.unpack_from(old))
+    row[5], row[6], row[11] = 0, 1, 0
+    row[7] = (row[7] & ~0xE if flags is None else flags) | (2 if built.postings else 0)
+    row[8], row[9], row[10] = built.data_offset // 8, built.index_offset // 8, built.tags_offset // 8
+    return ROW.pack(*row) + FILE.pack(0, topic_id, name, edition, size, 0, 0, kind, 0, 0)
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Map a file read-only; who still has a view of it afterwards keeps it alive. Raises OSError."""
+    with path.open("rb") as file:
+        made = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        yield made
+    finally:
+        with suppress(BufferError):
+            made.close()
