@@ -230,6 +230,7 @@ cdef class Reader:
             "bytes": state.bytes,
             "durable": state.view.config.durability == CLASS_FSYNC,
             "effective_priority": state.priority,
+            "epoch": state.view.topic_id,
         }
         if state.view.config.type == TOPIC_QUEUE:
             shown["queue"] = {"ready": state.queue_ready, "in_flight": state.queue_in_flight, "dead_lettered": state.queue_dead_lettered}

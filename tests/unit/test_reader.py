@@ -426,7 +426,7 @@ def test_state_has_the_members_of_the_api_in_its_order(shared: Shared, log: Log,
     )
     assert reader.config(slot) == json.loads(config)
     assert reader.summary(slot, NOW + 5) == {
-        "topic": "jobs", "head_seq": 3, "earliest_seq": 2, "count": 2, "bytes": 2, "durable": False, "effective_priority": 500,
+        "topic": "jobs", "head_seq": 3, "earliest_seq": 2, "count": 2, "bytes": 2, "durable": False, "effective_priority": 500, "epoch": 7,
     }  # fmt: skip
 
 

@@ -79,6 +79,15 @@ class Topic:
     def first_seq(self) -> int:
         return self.rows[0].first_seq if self.rows else 1
 
+    def pending_bytes(self, first_seq: int) -> int:
+        """About what its segments have from first_seq on."""
+        out = 0
+        for row in self.rows:
+            if row.last_seq >= first_seq:
+                seqs = row.last_seq - max(row.first_seq, first_seq) + 1
+                out += (row.end_offset - row.data_offset) * seqs // (row.segment_last - row.segment_first + 1)
+        return out
+
     def line(self) -> bytes:
         """Its line of the manifest."""
         figures = {name: sum(getattr(row, name) for row in self.rows) for name in ("records", "deleted", "holes", "payload_bytes", "corrupt_seqs")}

@@ -15,7 +15,7 @@ TYPES = {
     "_kind": "string", "seq_end": "bigint", "_err": "string", "_raw": "binary",
 }  # fmt: skip
 KNOWN = {
-    "path", "topics", "columns", "maxpartitionbytes", "recordsperpartition", "startingoffsets", "endingoffsets", "startingtimestamp",
+    "path", "url", "token", "topics", "columns", "maxpartitionbytes", "recordsperpartition", "startingoffsets", "endingoffsets", "startingtimestamp",
     "endingtimestamp", "oncorrupt", "failondataloss", "maxrecordspertrigger", "maxbytespertrigger",
 }  # fmt: skip
 Offsets = dict[str, dict[str, Any]]  # {topic: {"epoch": 16 hex digits, "next_seq": int}}
@@ -29,7 +29,9 @@ class OptionError(ValueError):
 class Options:
     """What a reader was asked for."""
 
-    path: str
+    path: str  # of an export; empty: a live server is read
+    url: str
+    token: str | None
     topics: tuple[str, ...] | None
     columns: tuple[str, ...]
     partition_bytes: int
@@ -55,8 +57,8 @@ def parse(options: Mapping[str, str]) -> Options:
     unknown = set(told) - KNOWN
     if unknown:
         raise OptionError(f"format topicsd has no option {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KNOWN))}")
-    if not told.get("path"):
-        raise OptionError("format topicsd needs the option path: the directory of an export")
+    if bool(told.get("path")) == bool(told.get("url")):
+        raise OptionError("format topicsd needs the option path, the directory of an export, or the option url, a live server; not both")
     columns = _list(told.get("columns")) or COLUMN_NAMES
     if len(set(columns)) != len(columns) or not set(columns) <= set(COLUMN_NAMES):
         raise OptionError(f"columns are some of {', '.join(COLUMN_NAMES)}, each once, not {', '.join(columns)}")
@@ -66,7 +68,8 @@ def parse(options: Mapping[str, str]) -> Options:
         raise OptionError(f"onCorrupt is fail or row, not {on_corrupt}")
     honest = "_kind" in columns  # else nobody could tell a range from a record
     return Options(
-        told["path"], _list(told.get("topics")), tuple(columns), _number(told, "maxpartitionbytes") or 128 << 20,
+        told.get("path", ""), told.get("url", ""), told.get("token"), _list(told.get("topics")), tuple(columns),
+        _number(told, "maxpartitionbytes") or 128 << 20,
         _number(told, "recordsperpartition") or 250_000, told.get("startingoffsets", "earliest"), told.get("endingoffsets", "latest"),
         _number(told, "startingtimestamp", least=0), _number(told, "endingtimestamp", least=0),
         "fail" if on_corrupt == "fail" else "row" if honest else "skip", "row" if honest else "fail" if fail_on_loss else "skip", fail_on_loss,

@@ -6,30 +6,49 @@ all that Spark keeps of it are its offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from topicsd._native.segment_scan import GapError
 from topicsd.lake.manifest import Manifest, Topic
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
+from topicsd.spark.live import Listing, LiveTopic, Span
 from topicsd.spark.options import Offsets, OptionError, Options, offsets_of
 
 PIECE_BYTES = 4096  # what the opening of a piece costs, in bytes read
 
 
-def chosen(manifest: Manifest, options: Options) -> dict[str, Topic]:
+class Extent(Protocol):
+    """What offsets are made from: a topic of an export, or of a server."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def next_seq(self) -> int: ...
+    def pending_bytes(self, first_seq: int) -> int:
+        """About what is to be read from first_seq on."""
+        ...
+
+
+Part = TypeVar("Part", Piece, Span)
+
+
+def chosen(found: Manifest | Listing, options: Options) -> dict[str, Topic | LiveTopic]:
     """The topics that are asked for, by name."""
-    return {name: manifest.topics[name] for name in sorted(manifest.topics) if matches(name, options.topics)}
+    return {name: found.topics[name] for name in sorted(found.topics) if matches(name, options.topics)}
 
 
-def offsets(topics: dict[str, Topic], *, end: bool) -> Offsets:
+def offsets(topics: Mapping[str, Extent], *, end: bool) -> Offsets:
     """Where topics begin, or end."""
     return {name: {"epoch": f"{topic.epoch:016x}", "next_seq": topic.next_seq if end else topic.first_seq} for name, topic in topics.items()}
 
 
-def bound(topics: dict[str, Topic], told: str, option: str) -> Offsets:
+def bound(topics: Mapping[str, Extent], told: str, option: str) -> Offsets:
     """The offsets that an option names. A topic that it leaves out counts as earliest. Raises OptionError."""
     if told in ("earliest", "latest"):
         return offsets(topics, end=told == "latest")
@@ -47,16 +66,30 @@ def bound(topics: dict[str, Topic], told: str, option: str) -> Offsets:
 # ---- a batch ---------------------------------------------------------------------------------------------------------------------
 
 
-def batch(manifest: Manifest, root: Path, options: Options) -> list[list[Piece]]:
-    """The partitions of a batch query. Raises OptionError."""
-    topics = chosen(manifest, options)
+def batch(found: Manifest, root: Path, options: Options) -> list[list[Piece]]:
+    """The partitions of a batch query of an export. Raises OptionError."""
+    ranges = _ranges(found, options)
+    return _cut([one for name, first, end in ranges for one in _weighed(found.topics[name], root, first, end, options)], options)
+
+
+def live_batch(found: Listing, options: Options) -> list[list[Span]]:
+    """The partitions of a batch query of a server. Raises OptionError."""
+    weighed = []
+    for name, first, end in _ranges(found, options):
+        topic = found.topics[name]
+        weighed += [(span, (end - first) * topic.record_bytes + PIECE_BYTES) for span in topic.span(first, end)]
+    return _cut(weighed, options)
+
+
+def _ranges(found: Manifest | Listing, options: Options) -> Iterator[tuple[str, int, int]]:
+    topics = chosen(found, options)
     begin = bound(topics, options.starting, "startingOffsets")
     end = offsets(topics, end=True) if options.ending == "latest" else bound(topics, options.ending, "endingOffsets")
-    weighed = [
-        one
-        for name, topic in topics.items()
-        for one in _weighed(topic, root, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq), options)
-    ]
+    for name, topic in topics.items():
+        yield name, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq)
+
+
+def _cut(weighed: list[tuple[Part, int]], options: Options) -> list[list[Part]]:
     total = sum(size for _, size in weighed)
     partitions = max(-(-total // options.partition_bytes), 1)
     return list(evenly(weighed, -(-total // partitions)))
@@ -75,16 +108,16 @@ def _weighed(topic: Topic, root: Path, first_seq: int, end_seq: int, options: Op
         yield piece, (row.end_offset - row.data_offset) * seqs // (row.segment_last - row.segment_first + 1) + PIECE_BYTES
 
 
-def evenly(weighed: Iterable[tuple[Piece, int]], target: int) -> Iterator[list[Piece]]:
+def evenly(weighed: Iterable[tuple[Part, int]], target: int) -> Iterator[list[Part]]:
     """Partitions of about `target` bytes: the last one to end makes the query wait. Large pieces are cut by seqs, whose records are much alike."""
-    out: list[Piece] = []
+    out: list[Part] = []
     room = target
     for whole, weight in weighed:
         piece, size = whole, weight
         while size > room + target // 50:
             seqs = piece.last_seq - piece.first_seq + 1
             share = min(seqs * room // size, seqs - 1)
-            if piece.place is not None and size > target // 20 and share > 0:
+            if not piece.why and size > target // 20 and share > 0:
                 out.append(replace(piece, last_seq=piece.first_seq + share - 1))
                 piece, size = replace(piece, first_seq=piece.first_seq + share), size - size * share // seqs
             elif not out:
@@ -100,12 +133,12 @@ def evenly(weighed: Iterable[tuple[Piece, int]], target: int) -> Iterator[list[P
 # ---- a stream --------------------------------------------------------------------------------------------------------------------
 
 
-def advanced(manifest: Manifest, start: Offsets, options: Options, *, records: int | None = None, size: int | None = None) -> Offsets:
+def advanced(found: Manifest | Listing, start: Offsets, options: Options, *, records: int | None = None, size: int | None = None) -> Offsets:
     """Where the next micro-batch ends: all that there is, or each topic's share of so many records or bytes. Never behind `start`.
 
     A topic that is new, or made again, is only given its place here, where it begins; the batch after reads it. So a batch's start says all.
     """
-    topics = chosen(manifest, options)
+    topics = chosen(found, options)
     out: Offsets = {name: dict(one) for name, one in start.items()}  # a topic that is gone keeps its place
     backlog: dict[str, int] = {}
     for name, topic in topics.items():
@@ -117,7 +150,7 @@ def advanced(manifest: Manifest, start: Offsets, options: Options, *, records: i
     total = sum(backlog.values())
     share = 1.0 if records is None or total <= records else records / total
     if size is not None:
-        pending = sum(_bytes(topics[name], out[name]["next_seq"]) for name in backlog)
+        pending = sum(topics[name].pending_bytes(out[name]["next_seq"]) for name in backlog)
         share = min(share, size / pending if pending > size else 1.0)
     left = total if share >= 1 else max(int(total * share), 1)
     for name in sorted(backlog, key=lambda name: (-backlog[name], name)):  # the longest first, at least one record each: nobody waits for ever
@@ -127,41 +160,46 @@ def advanced(manifest: Manifest, start: Offsets, options: Options, *, records: i
     return {name: out[name] for name in sorted(out)}
 
 
-def _bytes(topic: Topic, first_seq: int) -> int:
-    out = 0
-    for row in topic.rows:
-        if row.last_seq >= first_seq:
-            seqs = row.last_seq - max(row.first_seq, first_seq) + 1
-            out += (row.end_offset - row.data_offset) * seqs // (row.segment_last - row.segment_first + 1)
-    return out
+Cut = tuple[str, int, int, int]  # topic, epoch, first seq, the seq behind the last one
 
 
-def stream(manifest: Manifest, root: Path, start: Offsets, end: Offsets, options: Options) -> list[list[Piece]]:
-    """The partitions from start to end, cut by seqs alone. Raises GapError when data has gone that the offsets promise, and that is to fail."""
-    partitions: list[list[Piece]] = []
-    group: list[Piece] = []
+def cuts(start: Offsets, end: Offsets, options: Options) -> Iterator[list[Cut]]:
+    """What each partition reads from start to end, by these alone."""
+    group: list[Cut] = []
     weight = 0
     for name in sorted(end):
         if name not in start or start[name]["epoch"] != end[name]["epoch"]:
             continue  # it has been given its place
-        topic = manifest.topics.get(name)
-        first, until = int(start[name]["next_seq"]), int(end[name]["next_seq"])
-        if topic is not None and f"{topic.epoch:016x}" != end[name]["epoch"]:
-            topic = None
+        epoch, first, until = int(end[name]["epoch"], 16), int(start[name]["next_seq"]), int(end[name]["next_seq"])
         while first < until:
             # Cuts stand at multiples of partition_records, and the groups of small ones at the same places each time.
             stop = min((first // options.partition_records + 1) * options.partition_records, until)
             if group and weight + stop - first > options.partition_records:
-                partitions.append(group)
+                yield group
                 group, weight = [], 0
-            group += _stream_pieces(topic, name, root, first, stop, options)
+            group.append((name, epoch, first, stop))
             weight += stop - first
             first = stop
-    return [*partitions, group] if group else partitions
+    if group:
+        yield group
 
 
-def _stream_pieces(topic: Topic | None, name: str, root: Path, first: int, stop: int, options: Options) -> Iterator[Piece]:
-    pieces = [Piece(name, first, stop - 1, None, "missing")] if topic is None else topic.pieces(root, first, stop)
+def stream(manifest: Manifest, root: Path, start: Offsets, end: Offsets, options: Options) -> list[list[Piece]]:
+    """The partitions from start to end of an export. Raises GapError when data has gone that the offsets promise, and that is to fail."""
+    return [
+        [piece for cut in group for piece in _stream_pieces(manifest.topics.get(cut[0]), root, cut, options)] for group in cuts(start, end, options)
+    ]
+
+
+def live_stream(start: Offsets, end: Offsets, options: Options) -> list[list[Span]]:
+    """The partitions from start to end of a server."""
+    return [[Span(name, first, stop - 1, epoch) for name, epoch, first, stop in group] for group in cuts(start, end, options)]
+
+
+def _stream_pieces(topic: Topic | None, root: Path, cut: Cut, options: Options) -> Iterator[Piece]:
+    name, epoch, first, stop = cut
+    gone = topic is None or topic.epoch != epoch
+    pieces = [Piece(name, first, stop - 1, None, "missing")] if topic is None or gone else topic.pieces(root, first, stop)
     for piece in pieces:
         if piece.why == "missing" and options.fail_on_loss:  # what was evicted or lost before it was exported is a row
             raise GapError(name, piece.first_seq, piece.last_seq, "it has gone from the export; failOnDataLoss=false goes on without it")

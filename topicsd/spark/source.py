@@ -1,4 +1,4 @@
-"""The data source `topicsd`: exports as Spark reads them, batch and streaming (docs/pipeline.md)."""
+"""The data source `topicsd`: exports and live servers as Spark reads them, batch and streaming (docs/pipeline.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from topicsd.lake import manifest as manifests
 from topicsd.lake.manifest import Manifest, ManifestError
 from topicsd.lake.pieces import Piece, Reader
-from topicsd.spark import plan
+from topicsd.lake.server import Server
+from topicsd.spark import live, plan
+from topicsd.spark.live import LiveReader, Span
 from topicsd.spark.options import Offsets, Options, parse
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 class Pieces(InputPartition):
     """What one task reads."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[Piece] | list[Span]) -> None:
         super().__init__(None)
         self.pieces = pieces
 
@@ -52,41 +54,59 @@ def newest(options: Options) -> Manifest:
     return found
 
 
-def read(options: Options, pieces: list[Piece]) -> Iterator[pyarrow.RecordBatch]:
-    """Read the pieces of one partition."""
+def look(options: Options) -> Manifest | live.Listing:
+    """What there is now. Raises ManifestError, ServerError."""
+    if options.path:
+        return newest(options)
+    with Server(options.url, options.token) as server:
+        return live.listing(server, options.topics)
+
+
+def read(options: Options, pieces: Any) -> Iterator[pyarrow.RecordBatch]:
+    """Read the pieces, or the spans, of one partition."""
+    if not options.path:
+        with Server(options.url, options.token) as server:
+            yield from LiveReader(server, options).read(pieces)
+        return
     reader = Reader(
         options.columns, since=options.since, until=options.until, on_corrupt=options.on_corrupt, on_gap=options.on_gap,
         on_missing="fail" if options.fail_on_loss else "gap",
     )  # fmt: skip
-    return reader.read(pieces)
+    yield from reader.read(pieces)
 
 
 class BatchReader(DataSourceReader):
-    """Read what the newest manifest names when the query is planned."""
+    """Read what there is when the query is planned: what the newest manifest names, or what the server lists."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def partitions(self) -> Sequence[Pieces]:
-        partitions = plan.batch(newest(self.options), Path(self.options.path), self.options)
-        return [Pieces(pieces) for pieces in partitions or [[]]]  # Spark puts one of its own in the place of none
+        found = look(self.options)
+        if isinstance(found, Manifest):
+            return _partitions(plan.batch(found, Path(self.options.path), self.options))
+        return _partitions(plan.live_batch(found, self.options))
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
         return read(self.options, partition.pieces)
 
 
+def _partitions(partitions: Sequence[list[Piece] | list[Span]]) -> Sequence[Pieces]:
+    return [Pieces(pieces) for pieces in partitions or [[]]]  # Spark puts one of its own in the place of none
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read what comes into the export. Offsets are `{topic: {epoch, next_seq}}`, with sorted names, and the only state."""
+    """Read what comes into the export, or to the server. Offsets are `{topic: {epoch, next_seq}}`, with sorted names, and the only state."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._until: Manifest | None = None  # what there was when a trigger AvailableNow began
+        self._until: Manifest | live.Listing | None = None  # what there was when a trigger AvailableNow began
 
     def initialOffset(self) -> Offsets:
-        return plan.bound(plan.chosen(newest(self.options), self.options), self.options.starting, "startingOffsets")
+        return plan.bound(plan.chosen(look(self.options), self.options), self.options.starting, "startingOffsets")
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._until = newest(self.options)
+        self._until = look(self.options)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.trigger_records is not None:
@@ -96,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        found = self._until or newest(self.options)
+        found = self._until or look(self.options)
         if isinstance(limit, ReadMaxRows):  # Spark passes one limit; an option for bytes beside it counts too
             return plan.advanced(found, start, self.options, records=limit.max_rows, size=self.options.trigger_bytes)
         if isinstance(limit, ReadMaxBytes):
@@ -104,10 +124,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan.advanced(found, start, self.options)
 
     def reportLatestOffset(self) -> Offsets:
-        return plan.offsets(plan.chosen(newest(self.options), self.options), end=True)
+        return plan.offsets(plan.chosen(look(self.options), self.options), end=True)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[Pieces]:
-        return [Pieces(pieces) for pieces in plan.stream(newest(self.options), Path(self.options.path), start, end, self.options)]
+        if self.options.path:
+            return [Pieces(pieces) for pieces in plan.stream(newest(self.options), Path(self.options.path), start, end, self.options)]
+        return [Pieces(spans) for spans in plan.live_stream(start, end, self.options)]
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
         return read(self.options, partition.pieces)
