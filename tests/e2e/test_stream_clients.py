@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -47,14 +46,6 @@ def base(server: Server, scheme: str = "http") -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def kill_workers(server: Server) -> None:
-    """Kill every worker, and wait until others serve."""
-    old = set(server.children("worker"))
-    for pid in old:
-        os.kill(pid, signal.SIGKILL)
-    server.until(lambda: not old & set(server.children("worker")) and server.ask("GET", "/v0/ready")[0] == 200)
-
-
 # ---- clients -----------------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +62,7 @@ def test_the_npm_eventsource_reconnects_by_itself_and_misses_nothing(tmp_path: P
             told = []
             while not told or told[-1]["event"] != "caught-up":
                 told.append(json.loads(client.stdout.readline()))
-            kill_workers(server)
+            server.kill_workers()
             for number in range(6, 11):
                 server.write("t", number)
             told += [json.loads(line) for line in client.stdout]

@@ -89,6 +89,13 @@ class Server:
             return [pid for pid in pids if not any(pid in each for each in named.values())]
         return [pid for pid in pids if not what or pid in named[what]]
 
+    def kill_workers(self) -> None:
+        """Kill every worker, and wait until others serve."""
+        old = set(self.children("worker"))
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        self.until(lambda: not old & set(self.children("worker")) and self.ask("GET", "/v0/ready")[0] == 200)
+
     def stop(self, whole_group: bool = False, within_s: float = PATIENCE_S) -> int:
         """Send SIGTERM; return the exit status once no process of the group is left."""
         (os.killpg if whole_group else os.kill)(self.process.pid, signal.SIGTERM)
