@@ -24,6 +24,7 @@ from topicsd import snapshot
 from topicsd._native import checkpoint, file_ops, log_walk, seal_core
 from topicsd._native.log_walk import LogFormatError
 from topicsd.engine.segments import COLD, PACK
+from topicsd.pins import pinned
 from topicsd.segments.names import PACKS, Name, topic_folder
 from topicsd.snapshot import Snapshot
 
@@ -82,6 +83,7 @@ class Checkpoints:
         self.size = 0
         self.removed_log_files = self.removed_segment_files = 0
         self.not_before_ms = 0
+        self.held = False  # files would go, but somebody has pinned the directory
         self._pool = ThreadPoolExecutor(1, "checkpoint") if store.threaded else None
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
@@ -129,6 +131,8 @@ class Checkpoints:
     def _would_free(self) -> bool:
         segments = self.store.engine.segments
         lags = len(self.kept) < KEPT or self.kept[0][1] != self.kept[-1][1]
+        if self.held:
+            return True
         return segments.published != self.published or bool(segments.collect()) or bool(self.waiting) or (lags and segments.published > 0)
 
     # ---- take ------------------------------------------------------------------------------------------------------------------
@@ -201,6 +205,9 @@ class Checkpoints:
     # ---- let go ------------------------------------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
+        self.held = pinned(self.path)
+        if self.held:
+            return  # somebody copies the directory; the next checkpoint looks again
         oldest = self.kept[0][0] if len(self.kept) >= KEPT else 0
         files: list[tuple[Path, Path | None]] = []
         snapshots = [path_number for path_number in snapshot.numbers(self.path) if path_number < self.kept[0][0]] if oldest else []

@@ -21,7 +21,7 @@ from topicsd._native import seal_core
 from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
-from topicsd._native.log_walk import WalkReport, quarantine, quarantine_ranges
+from topicsd._native.log_walk import LogFormatError, WalkReport, quarantine, quarantine_ranges
 from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
 from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of
@@ -29,6 +29,7 @@ from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.figures import Figures
 
+RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
 
@@ -110,6 +111,8 @@ class Store:
 
     def open(self, progress: Callable[[float], None] = lambda _share: None) -> None:
         """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so."""
+        if (self.path / RESTORING).exists():
+            raise LogFormatError(f"{self.path} is half restored: run `topicsd restore` again, to its end; nothing has been changed")
         seal_core.attach(self.shared, self.directory)
         self.sequencer.reset_tables()
         self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())

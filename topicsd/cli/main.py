@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import topicsd
+from topicsd.cli.backup import backup, restore
 from topicsd.cli.dump import dump
 from topicsd.cli.export import export
 from topicsd.cli.fsck import fsck
@@ -19,9 +20,11 @@ def main() -> None:
     """topicsd: durable topics over HTTP, one writer behind shared-memory rings."""
 
 
+main.add_command(backup)
 main.add_command(dump)
 main.add_command(export)
 main.add_command(fsck)
+main.add_command(restore)
 
 
 @main.command()
