@@ -107,6 +107,11 @@ class Server:
         return status
 
 
+def url(server: Server) -> str:
+    """Name where it listens."""
+    return "http://{}:{}".format(*server.address)
+
+
 def alive(group: int) -> bool:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

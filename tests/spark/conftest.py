@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.exports import Lake
+from fakes.server import Server
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,10 @@ def spark() -> Iterator[Any]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that all tests share: each uses topics of its own."""
+    with Server(tmp_path_factory.mktemp("server")) as running:
+        yield running.ready()

@@ -1,25 +1,13 @@
 """`format("topicsd")` from a live server: the same columns as from an export, by diff, with a token."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes.server import Server
+from fakes.server import Server, url
 
 pytestmark = [pytest.mark.spark, pytest.mark.serial, pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("server")) as running:
-        yield running.ready()
-
-
-def url(server: Server) -> str:
-    host, port = server.address
-    return f"http://{host}:{port}"
 
 
 def write(server: Server, topic: str, first: int, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,8 @@ KNOWN = {
     "path", "url", "token", "topics", "columns", "maxpartitionbytes", "recordsperpartition", "startingoffsets", "endingoffsets", "startingtimestamp",
     "endingtimestamp", "oncorrupt", "failondataloss", "maxrecordspertrigger", "maxbytespertrigger",
 }  # fmt: skip
+SINK = {"path", "url", "token", "topic", "maxrecordsperbatch", "maxbytesperbatch", "maxretries", "replaywindow", "writeid", "checkpointlocation"}
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 Offsets = dict[str, dict[str, Any]]  # {topic: {"epoch": 16 hex digits, "next_seq": int}}
 
 
@@ -75,6 +78,42 @@ def parse(options: Mapping[str, str]) -> Options:
         "fail" if on_corrupt == "fail" else "row" if honest else "skip", "row" if honest else "fail" if fail_on_loss else "skip", fail_on_loss,
         _number(told, "maxrecordspertrigger"), _number(told, "maxbytespertrigger"),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a writer was asked for."""
+
+    url: str
+    token: str | None
+    topic: str | None  # None: a column names it
+    chunk_records: int
+    chunk_bytes: int
+    retries: int
+    window_ms: int
+    write_id: str | None  # of a batch write that is to be repeated without writing twice
+
+
+def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+    """Read a writer's options. Raises OptionError."""
+    told = {name.lower(): value for name, value in options.items()}
+    unknown = set(told) - SINK
+    if unknown:
+        raise OptionError(f"format topicsd writes with no option {', '.join(sorted(unknown))}; it knows {', '.join(sorted(SINK - {'path'}))}")
+    if not told.get("url") or told.get("path"):
+        raise OptionError("format topicsd writes to a live server: it needs the option url, and no path")
+    return SinkOptions(
+        told["url"], told.get("token"), told.get("topic"), _number(told, "maxrecordsperbatch") or 5000, _number(told, "maxbytesperbatch") or 4 << 20,
+        _number(told, "maxretries", least=0) if "maxretries" in told else 8,  # type: ignore[arg-type]
+        _duration_ms(told.get("replaywindow", "7d")), told.get("writeid"),
+    )  # fmt: skip
+
+
+def _duration_ms(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?", text.strip())
+    if match is None:
+        raise OptionError(f"replayWindow is milliseconds, or a number with ms, s, m, h or d, not {text}")
+    return int(match[1]) * UNITS_MS[match[2] or "ms"]
 
 
 def offsets_of(text: str, option: str) -> Offsets:

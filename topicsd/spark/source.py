@@ -1,4 +1,4 @@
-"""The data source `topicsd`: exports and live servers as Spark reads them, batch and streaming (docs/pipeline.md)."""
+"""The data source `topicsd`: exports and live servers as Spark reads them, batch and streaming; sink.py is what writes (docs/pipeline.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from topicsd.lake.pieces import Piece, Reader
 from topicsd.lake.server import Server
 from topicsd.spark import live, plan
 from topicsd.spark.live import LiveReader, Span
-from topicsd.spark.options import Offsets, Options, parse
+from topicsd.spark.options import Offsets, Options, parse, parse_sink
+from topicsd.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,6 +45,12 @@ class TopicsDataSource(DataSource):
 
     def streamReader(self, schema: Any) -> StreamReader:
         return StreamReader(parse(self.options))
+
+    def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+        return BatchWriter(parse_sink(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return StreamWriter(parse_sink(self.options), schema, overwrite)
 
 
 def newest(options: Options) -> Manifest:

@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def first_wrong(offsets: Buffer, data: Buffer | None, first: int, count: int) -> tuple[int, int] | None: ...
