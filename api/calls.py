@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+import structlog
 
 from topicsd import errors, limits
 from topicsd._native import work
@@ -21,6 +22,8 @@ from topicsd._native.port import Busy, Completion, TooLarge
 from topicsd._native.scan import Write
 from topicsd._native.scheduler import band
 from topicsd.api.polls import Polls
+
+log = structlog.get_logger("calls")
 
 TICK_S = 0.1  # how late the death of a writer is noticed, at most
 COMMANDS_FIRST = 1000  # the priority of what is no append
@@ -99,7 +102,8 @@ class Calls:
         self.count_parked: Callable[[int], None] = lambda us: None
         self.chores: list[Callable[[], None]] = []  # short work that is looked at each TICK_S
         self._timer: asyncio.TimerHandle | None = None
-        self.news: Callable[[list[int] | None], None] | None = None  # who else is told which topics have moved, behind the answers
+        self.news: Callable[..., None] | None = None  # who else is told which topics have moved, and for how long it may keep us
+        self.news_first = False  # somebody is there to be told
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the bell."""
@@ -226,12 +230,22 @@ class Calls:
     # ---- in ------------------------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Take all answers and all news: the writer rang."""
+        """Take all answers and all news: the writer rang. Watchers have a moment before the answers: a send(2) to a publisher is time to them."""
+        told = False
+        if self.news_first and self.news is not None:
+            early = self._line.dirty()
+            told = early is None or bool(early)
+            if told:
+                self._polls.wake(early)
+                try:
+                    self.news(early, limits.FEED_FIRST_NS_MAX)
+                except Exception:  # answers do not wait for what is wrong with watchers
+                    log.exception("news could not be told")
         answers = self._line.drain(self._answer)
         slots = self._line.dirty()
         if slots is None or slots:
             self._polls.wake(slots)
-        if self.news is not None:
+        if self.news is not None and (slots is None or slots or not told):
             self.news(slots)
         if answers and self._parked:
             self._wake(2 * answers)  # an answer makes room for one, or for more where it was large

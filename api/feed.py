@@ -44,6 +44,7 @@ class FeedLoop:
         self.native = Feed(port, reader, context.sessions, context.ring, slow_ms=limits.SLOW_CONSUMER_MS_MAX)
         self.pressure = Pressure()
         self._port = port
+        self._poked, self._ring = context.sessions.poked, context.ring
         self._behind = Behind()
         self._tick_due_s: float | None = None
         context.calls.priority_of = self._priority_of
@@ -71,21 +72,21 @@ class FeedLoop:
         """Set the feed's clocks."""
         self.native.clock(time.monotonic_ns(), time.time_ns() // 1_000_000)
 
-    def ring(self, slots: list[int] | None) -> None:
-        """Take the writer's news, and deliver at once."""
-        if self.context.sessions.poked(self.context.ring):
+    def ring(self, slots: list[int] | None, budget_ns: int = limits.FEED_SLICE_MS_MAX * 1_000_000) -> None:
+        """Take the writer's news, and deliver at once, for so long at most."""
+        if self._poked(self._ring):
             self.native.taken()
         if slots is None or slots:
             self._meet_writer()
             self.native.dirty(slots)
             if self.native.waiting and self._due is None:
-                self.turn()
+                self.turn(budget_ns)
 
-    def turn(self) -> None:
+    def turn(self, budget_ns: int = limits.FEED_SLICE_MS_MAX * 1_000_000) -> None:
         """Serve topics for a slice of time; go on in the loop's next turn when there are more."""
         self._due = None
         self.tell_time()
-        more = self.native.run(limits.FEED_SLICE_MS_MAX * 1_000_000)
+        more = self.native.run(budget_ns)
         loop = self._loop
         if loop is None or self._due is not None:
             return
@@ -132,6 +133,7 @@ class FeedLoop:
         try:
             self._meet_writer()
             self.native.tick()
+            self.context.calls.news_first = bool(self.native.streams)
             streams = max(len(self.native.streams), 1)
             self.native.share = min(max(limits.STREAMS_BYTES_MAX // streams, limits.STREAM_BYTES_MIN), limits.STREAM_BYTES_MAX)
             self._feel_pressure(loop.time())

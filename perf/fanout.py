@@ -58,6 +58,7 @@ class Case:
     doors: tuple[str, ...]
     options: dict[str, int] = field(default_factory=dict)
     program: str = "fan"
+    durability: str = "disk"
 
 
 # (what, case, door, value, beside door, factor, at most)
@@ -81,6 +82,7 @@ def cases(watchers: list[int]) -> list[Case]:
     """Return what is measured."""
     return [
         *(Case(f"latency, {count} watchers", ("bare", "sse", "websocket", "redis"), {"watchers": count}) for count in watchers),
+        Case("latency, 1 watcher, ephemeral", ("sse", "websocket"), {"watchers": 1}, durability="ephemeral"),  # what the log's part is
         Case("flood of 100, 100 watchers", ("bare", "sse", "websocket", "redis"), {"watchers": 100, "batch": 100, "window": 4}),
         Case("1000 topics to 1 stream", ("sse",), {"watchers": 1, "topics": 1000, "window": 32}),
         Case(ROOM, ("websocket",), {"speakers": 100, "packet_ms": 20}, "room"),
@@ -92,8 +94,8 @@ def measure(server: Server, door: str, case: Case, seconds: float, pin: bool) ->
     command = [str(OUT / case.program), f"--port={server.port}", f"--seconds={seconds}"]
     if case.program == "fan":
         command.append(f"--door={door}")
-    else:
-        assert isinstance(server, Topicsd)
+    if isinstance(server, Topicsd):
+        server.call("PUT", "/v0/topics/fan", {"durability": case.durability})
         server.make("room", "ephemeral")
     command += [f"--{name}={value}" for name, value in case.options.items()]
     if pin and shutil.which("taskset"):

@@ -84,6 +84,7 @@ SLOW_CONSUMER_MS_MAX = 30_000  # a stream whose buffers stay full for so long is
 STREAM_BYTES_MAX, STREAM_BYTES_MIN = MIB, 64 * KIB  # what the kernel may hold for one stream, as there are few or many
 STREAMS_BYTES_MAX = 256 * MIB  # the same for all streams of a worker
 FEED_SLICE_MS_MAX = 2  # then others have their turn
+FEED_FIRST_NS_MAX = 200_000  # watchers are served for so long before the answers to those who wrote
 TAKEOVER_LOOK_S, TAKEOVER_LOOKS_MAX = 0.002, 50  # the stream that has a session has so long to end by itself
 STREAM_END_S_MAX = 2.0  # a stream that was closed has so long to take its last bytes
 

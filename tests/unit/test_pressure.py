@@ -194,3 +194,51 @@ def test_who_has_waited_for_too_long_is_told_when_to_try_again(monkeypatch: pyte
             assert told.value.detail == {"retry_after_ms": 1500}
 
     asyncio.run(run())
+
+
+class Ringing(Words):
+    """News that wait before the answers are taken, and some that come meanwhile."""
+
+    def __init__(self, *news: Any) -> None:
+        super().__init__()
+        self.news = list(news)
+        self.order: list[Any] = []
+
+    def drain(self, callback: Any) -> int:
+        self.order.append("answers")
+        return 0
+
+    def dirty(self) -> Any:
+        return self.news.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("first", "news", "order"),
+    [
+        (True, ([7], [8]), [[7], "answers", [8]]),
+        (True, ([7], []), [[7], "answers"]),
+        (True, (None, []), [None, "answers"]),
+        (True, ([], [8]), ["answers", [8]]),
+        (False, ([8],), ["answers", [8]]),
+        (False, ([],), ["answers", []]),
+    ],
+)
+def test_watchers_are_served_before_the_answers_and_for_what_comes_meanwhile_behind_them(first: bool, news: Any, order: list[Any]) -> None:
+    words = Ringing(*news)
+    calls = made(words)
+    calls.news = lambda slots, budget_ns=0: words.order.append(slots)
+    calls.news_first = first
+    calls.ring()
+    assert words.order == order
+
+
+def test_what_is_wrong_with_watchers_holds_up_no_answer() -> None:
+    words = Ringing([7], [])
+    calls = made(words)
+
+    def broken(slots: Any, budget_ns: int = 0) -> None:
+        raise RuntimeError("broken")
+
+    calls.news, calls.news_first = broken, True
+    calls.ring()
+    assert words.order == ["answers"]
