@@ -141,6 +141,7 @@ cdef class Feed:
     cdef public int32_t band_least     # lower bands wait (pressure)
     cdef public uint64_t share         # bytes the kernel may hold for one stream
     cdef public uint64_t slow_ns
+    cdef public object cold            # called with a slot when a record cannot be read: COLD_*; None: none of them are cold
 
     cdef Topic *topic_of(self, const char *name, uint32_t name_bytes) except? NULL
     cdef void drop_topic(self, Topic *topic) noexcept

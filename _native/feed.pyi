@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, Protocol, final
 
 from topicsd._native.port import Port
@@ -83,6 +84,7 @@ class Feed:
     band_least: int
     share: int
     slow_ns: int
+    cold: Callable[[int], int] | None
     def __init__(self, port: Port, reader: Reader, sessions: Sessions, ring: int, share: int = 262144, slow_ms: int = 30000) -> None: ...
     @property
     def port(self) -> Port: ...

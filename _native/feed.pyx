@@ -53,6 +53,11 @@ cdef enum:
     ROW_HEAD_BYTES = 64
     SAFE_ROWS_MAX = 16         # more cursors are noted by the tick alone
 
+cdef enum:                     # what Feed.cold answers about a record that cannot be read
+    COLD_NOT = 0               # it is not there
+    COLD_COMES = 1             # it is fetched from the cold tier
+    COLD_REFUSED = 2           # it cannot be fetched now
+
 cdef enum:                     # what a delivery came to
     DELIVERED = 0
     BEHIND = 1                 # there is more for this watch
@@ -857,6 +862,12 @@ cdef class Feed:
         if status == READ_MEMORY:
             raise MemoryError
         if status == READ_IO:
+            wait = self.cold(topic.slot) if self.cold is not None else COLD_NOT
+            if wait == COLD_COMES:
+                return DELIVERED                   # `dirty` tells when it is here
+            if wait == COLD_REFUSED:
+                stream.end(503, "cold_unavailable: the cold tier does not answer")
+                return DELIVERED
             seq = frame.next_seq
             stream.end(500, f"record {seq} of {watch.row.name[:watch.row.name_bytes].decode()} cannot be read")
             return DELIVERED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from topicsd import errors, limits
 from topicsd._native.meters import Meters
@@ -59,6 +59,9 @@ def write_limits_of(settings: Settings) -> Limits:
     )
 
 
+T = TypeVar("T")
+
+
 @dataclass
 class Context:
     """Bundle the shared memory, the line to the writer and the rules of this server."""
@@ -79,6 +82,7 @@ class Context:
     feed: Any = None  # topicsd.api.feed.FeedLoop; both are there in every worker
     draining: bool = False
     meters: Meters = field(default_factory=lambda: Meters(64))  # of all workers, where the arbiter has made them
+    cold: Any = None  # topicsd.api.cold.ColdTier; in every worker
     figures: Figures = field(default_factory=Figures)  # of writer and keeper
     ring_depths: Callable[[], list[int]] = list
     leases_in_flight: Callable[[], int] = int
@@ -103,6 +107,13 @@ class Context:
     def uptime_ms(self) -> int:
         """Return how long the server runs."""
         return (time.monotonic_ns() - self.started_ns) // 1_000_000
+
+    async def read(self, read: Callable[[], T]) -> T:
+        """Do a read of records, with what it lacks of the cold tier. Raises ColdUnavailable, and what the read raises."""
+        if self.cold is None:
+            return read()
+        result: T = await self.cold.read(read)
+        return result
 
     def check_ready(self) -> None:
         """Raise ShuttingDown while the server drains and NotReady while the writer replays."""

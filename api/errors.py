@@ -30,6 +30,7 @@ STATUS = {
     "topic_full": 422,
     "throttled": 429,
     "internal": 500,
+    "cold_unavailable": 503,
     "not_ready": 503,
     "shutting_down": 503,
     "storage_read_only": 503,

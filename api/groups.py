@@ -7,6 +7,7 @@ that does not fit one page, the whole of it when the client has left. A range wi
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import falcon.asgi
@@ -128,6 +129,10 @@ class Request:
         grant, _ = await self.context.calls.call(command)
         return grant
 
+    def _read(self, slot: int, first: int, last: int, epoch: int) -> tuple[bytes, bool, int]:
+        with reading(self.topic):
+            return self.context.reader.diff_range(slot, self.page, first, last, self.context.now_ms, self.exchange.started_ns, epoch)
+
     async def _page(self, slot: int, grant: Json, left: asyncio.Task[None]) -> bytes | None:
         """Render a granted range; None when it held nothing to hand out."""
         first, last = grant["range"]
@@ -135,10 +140,7 @@ class Request:
             await self._give_back(grant, first, last)
             return self._empty(grant)
         try:
-            with reading(self.topic):
-                body, told, cursor = self.context.reader.diff_range(
-                    slot, self.page, first, last, self.context.now_ms, self.exchange.started_ns, grant["epoch"]
-                )
+            body, told, cursor = await self.context.read(partial(self._read, slot, first, last, grant["epoch"]))
         except errors.TopicsError:
             await self._give_back(grant, first, last)
             raise

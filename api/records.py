@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import falcon.asgi
@@ -110,8 +111,7 @@ class Diff(Route):
         if place is None:
             raise errors.TopicNotFound(topic)
         slot, topic_id = place
-        with reading(topic):
-            body, would_wait, next_from_seq = context.reader.diff(slot, request, context.now_ms, exchange.started_ns, topic_id)
+        body, would_wait, next_from_seq = await context.read(partial(_read, context, exchange, topic, slot, topic_id, request))
         if would_wait and request.wait_ms:
             request.from_seq = max(request.from_seq, next_from_seq)
             context.shared.add_worker(context.ring, "long_polls")
@@ -120,6 +120,11 @@ class Diff(Route):
             finally:
                 context.shared.add_worker(context.ring, "long_polls", -1)
         answers.send(resp, body)
+
+
+def _read(context: Context, exchange: Exchange, topic: str, slot: int, topic_id: int, request: scan.Diff) -> tuple[bytes, bool, int]:
+    with reading(topic):
+        return context.reader.diff(slot, request, context.now_ms, exchange.started_ns, topic_id)
 
 
 async def _poll(context: Context, exchange: Exchange, topic: str, topic_id: int, request: scan.Diff) -> bytes:
@@ -136,8 +141,7 @@ async def _poll(context: Context, exchange: Exchange, topic: str, topic_id: int,
             moved = context.polls.enter(slot)
             try:
                 if slot is not None:
-                    with reading(topic):
-                        body, would_wait, next_from_seq = context.reader.diff(slot, request, context.now_ms, exchange.started_ns, topic_id)
+                    body, would_wait, next_from_seq = await context.read(partial(_read, context, exchange, topic, slot, topic_id, request))
                     if not would_wait or context.draining or loop.time() >= deadline:
                         return body
                     request.from_seq = max(request.from_seq, next_from_seq)

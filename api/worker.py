@@ -21,6 +21,7 @@ from topicsd import errors, limits, processes
 from topicsd.api import errors as wire
 from topicsd.api import exchange, socket, work
 from topicsd.api.calls import Calls
+from topicsd.api.cold import ColdTier
 from topicsd.api.context import Context
 from topicsd.api.feed import FeedLoop
 from topicsd.api.polls import Polls
@@ -251,7 +252,10 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
             leases_in_flight=lambda: leases_in_flight(shared),
             sessions=runtime.sessions,
         )
+        self.context.cold = ColdTier(shared, settings, runtime.figures)
         self.context.feed = FeedLoop(self.context, port, reader)
+        self.context.cold.feed = self.context.feed
+        self.context.feed.native.cold = self.context.cold.for_feed
         self.context.calls.chores.append(self._unmap_retired)
         self.asgi = self.app.wsgi()(self.context)
 

@@ -154,6 +154,7 @@ class Checkpoints:
         header = {
             "number": number, "moment": moment, "needed": needed, "wall_ms": store.clock.wall_ms(), "next_topic_id": engine.next_topic_id,
             "id_ceiling": engine.id_ceiling, "retired": [[each.until, *each.file] for each in self.waiting],
+            "cold_gone": [list(file) for file in engine.segments.cold_gone],
         }  # fmt: skip
         sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
         sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
@@ -226,6 +227,8 @@ class Checkpoints:
             gone = self.waiting.popleft()
             if gone.file not in segments.files:
                 going += [(path, None) for path in files_of(self.path, gone.file)]
+                if gone.file[0] == COLD and gone.file not in segments.cold_gone:
+                    segments.cold_gone.append(gone.file)
                 self.removed_segment_files += 1
             if gone.number:
                 seal_core.free_file(self.store.sequencer, gone.number)
@@ -280,6 +283,7 @@ class Checkpoints:
         self._load_sections(found, loaded)
         self.moment = moment
         self.kept = [(found.number, [*found.header["needed"]])]
+        self.store.engine.segments.cold_gone = [(kind, topic, name, edition) for kind, topic, name, edition in found.header.get("cold_gone", [])]
         self.waiting = deque(Waiting(until, 0, (kind, topic, name, edition)) for until, kind, topic, name, edition in found.header["retired"])
         return loaded
 

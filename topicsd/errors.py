@@ -203,6 +203,12 @@ class StorageReadOnly(ServerError):
     code = "storage_read_only"
 
 
+class ColdUnavailable(ServerError):
+    """Say that records stand in the cold tier, and that it does not answer now."""
+
+    code = "cold_unavailable"
+
+
 class Internal(ServerError):
     """Say that we have a bug. The message names the incident; the log has the rest."""
 

@@ -20,6 +20,8 @@ from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
 from topicsd.figures import Figures
+from topicsd.relocate import Relocation, Retain
+from topicsd.segments.cold import ColdError, open_cold
 from topicsd.segments.sealing import Policy, Rounds, Row
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
@@ -95,6 +97,7 @@ class Keeper:
             shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
         )  # fmt: skip
+        self.relocation = self._relocation(figures) if settings.cold_dir else None
         self.round_at_s = 0.0
         self.swept = 0
 
@@ -114,12 +117,33 @@ class Keeper:
                 log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
             for what in done.failed:
                 log.error("not sealed", what=what)
+        if self.relocation is not None:
+            self.relocation.step(time.monotonic_ns() // 1_000_000)
         self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
     def _publish(self, rows: list[Row]) -> list[str]:
         answer = self.line.call({"op": "segment.publish", "rows": [[slot, topic_id, body.hex()] for slot, topic_id, body in rows]})
         codes: list[str] = answer["codes"]
         return codes
+
+    def _relocation(self, figures: Figures) -> Relocation | None:
+        settings, line = self.settings, self.line
+        try:
+            cold = open_cold(settings.cold_dir or "")
+        except ColdError as wrong:
+            log.error("no cold tier", why=str(wrong))
+            return None
+        return Relocation(
+            self.shared, settings.data_dir, cold, Retain(settings.hot_retain_segments, settings.hot_retain_bytes), self._replace,
+            lambda: line.call({"op": "segment.cold_gone"})["files"],
+            self._removed, self._may_go, figures,
+        )  # fmt: skip
+
+    def _may_go(self, slot: int, topic_id: int, last_seq: int) -> bool:
+        return bool(self.line.call({"op": "segment.may_go", "slot": slot, "topic_id": topic_id, "last_seq": last_seq})["may"])
+
+    def _removed(self, files: list[list[int]]) -> None:
+        self.line.call({"op": "segment.cold_removed", "files": files})
 
     def _replace(self, rows: Ranges) -> list[str]:
         answer = self.line.call({"op": "segment.replace", "rows": [[slot, topic_id, old.hex(), new.hex()] for slot, topic_id, old, new in rows]})

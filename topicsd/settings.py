@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     segment_max_age_ms: Annotated[int, Field(ge=0)] = limits.SEGMENT_AGE_MS_MAX
     segment_rewrite: bool = True  # of files of which next to nothing is alive
     scrub_bytes_per_second: Annotated[int, Field(ge=0, le=2**40)] = limits.SCRUB_BYTES_PER_SECOND  # 0: no scrub
+    cold_dir: str | None = None  # a folder, or s3://bucket/prefix
+    hot_retain_segments: Annotated[int, Field(ge=0)] = limits.HOT_RETAIN_SEGMENTS
+    hot_retain_bytes: Annotated[int, Field(ge=0)] = 0
+    cold_cache_bytes: Annotated[int, Field(ge=limits.MIB, le=2**40)] = 64 * limits.MIB
+    cold_wait_ms: Annotated[int, Field(ge=1, le=60_000)] = limits.COLD_WAIT_MS
     checkpoint_bytes: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_LOG_BYTES
     checkpoint_ms: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_MS
     log_archive_dir: Path | None = None

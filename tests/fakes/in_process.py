@@ -13,9 +13,9 @@ import xxhash
 
 from fakes.clock import FakeClock
 from oracle.model import Refused
-from topicsd._native import frame, scan, seal_core
+from topicsd._native import frame, scan, seal_core, upkeep
 from topicsd._native.order import Order
-from topicsd._native.reader import Gone, Reader
+from topicsd._native.reader import Gone, IoError, Reader
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
 from topicsd.checkpoint import CheckpointOptions
@@ -23,6 +23,9 @@ from topicsd.engine import Options
 from topicsd.engine.segments import parse_body
 from topicsd.errors import TopicsError
 from topicsd.figures import Figures
+from topicsd.relocate import Inline, Relocation, Retain
+from topicsd.segments.cold import Cold, cold_name
+from topicsd.segments.names import name_of
 from topicsd.segments.sealing import Policy, Rounds
 from topicsd.store import Store, StoreOptions
 from topicsd.upkeep import Upkeep
@@ -48,6 +51,7 @@ class Library:
         self.shared = Shared.create(topics_max=4096, index_bytes=1 << 30, ephemeral_bytes=64 << 20, body_bytes_max=1 << 20, ring_slots=1)
         self.tokens = itertools.count(1)
         self.generation = 0
+        self.cold: Cold | None = None
         self.open()
 
     def open(self) -> None:
@@ -129,6 +133,25 @@ class Library:
         directory, figures = os.fsdecode(self.directory), options.pop("figures", None) or Figures()
         options = {"files": self.files, "pack_number": self.sealing().next_pack, **options}
         return Upkeep(self.shared, Path(directory), replace, unknown, figures, **options)
+
+    def relocation(self, cold: Cold, segments: int = 1, size: int = 0, **options: Any) -> Relocation:
+        """The keeper's moves to the cold tier, in this process and in order."""
+        replace = lambda rows: [self.engine.segments.replace(*row) for row in rows]  # noqa: E731
+        gone = lambda: self.call({"op": "segment.cold_gone"})["files"]  # noqa: E731
+        removed = lambda files: self.call({"op": "segment.cold_removed", "files": files}) and None  # noqa: E731
+        options = {"files": self.files, "thread": Inline(), **options}
+        return Relocation(
+            self.shared,
+            Path(os.fsdecode(self.directory)),
+            cold,
+            Retain(segments, size),
+            replace,
+            gone,
+            removed,
+            lambda slot, topic_id, last: self.call({"op": "segment.may_go", "slot": slot, "topic_id": topic_id, "last_seq": last})["may"],
+            self.store.figures,
+            **options,
+        )
 
     def rows(self, name: str) -> list[tuple[int, int]]:
         """The sealed ranges of a topic."""
@@ -244,7 +267,7 @@ class Library:
     def diff(self, name: str, from_seq: int = 0, **members: Any) -> dict[str, Any]:
         request = scan.parse_diff(json.dumps({"from_seq": from_seq, "include_tags": True, **members}).encode())
         try:
-            body, _would_wait, _next = self.reader.diff(self._slot(name), request, self.clock.wall_ms(), 0)
+            body, _would_wait, _next = self._warm(lambda: self.reader.diff(self._slot(name), request, self.clock.wall_ms(), 0))
         except Gone:
             raise Refused("topic_not_found") from None
         page = json.loads(body)
@@ -255,6 +278,21 @@ class Library:
                 if "$" + name in record:
                     record[name] = record.pop("$" + name)
         return {name: page[name] for name in ("records", "next_from_seq", "head_seq", "earliest_seq", "tombstone")}
+
+    def _warm(self, read: Any) -> Any:
+        """Do a read, with what it lacks of the cold tier; without `cold` it fails as it does in a server whose store hangs."""
+        while True:
+            try:
+                return read()
+            except IoError:
+                wanted = upkeep.cold_wanted(self.shared) if self.cold is not None else None
+                if wanted is None:
+                    raise
+                file, begin, end = wanted
+                first = begin & ~0x3FFFF
+                name = cold_name(name_of(Path(), file.topic_id, file.name, file.edition))
+                raw = self.cold.read(name, first, min((end + 0x3FFFF) & ~0x3FFFF, file.bytes) - first)
+                upkeep.cold_put(self.shared, file.serial, file.bytes, first, raw)
 
     def read_all(self, name: str, from_seq: int = 0, **members: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         records, tombstones = [], []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicsd.engine import frames
 from topicsd.engine.sections import Row
-from topicsd.errors import RouterCycle, RouterNotFound, Throttled, TopicExistsIncompatible, TopicNotFound
+from topicsd.errors import ColdUnavailable, RouterCycle, RouterNotFound, Throttled, TopicExistsIncompatible, TopicNotFound
 from topicsd.topic_config import TopicConfig
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class Routers:
         cursor, from_seq = topic["head"], command.get("from_seq")
         if from_seq is not None:  # what is no longer retained is not back-filled, and not missed either
             cursor = min(max(from_seq, topic["earliest"] - 1), topic["head"])
+            if cursor < (cold := self.engine.segments.cold_through(source)):
+                raise ColdUnavailable(f"records up to seq {cold} stand in the cold tier, from where nothing is copied", {"cold_through": cold})
         router = Router(
             self.next_number, command["router"], command["source"], command["dest"], topic["topic_id"], self.sequencer.topic(dest)["topic_id"],
             rule, self.engine.clock.wall_ms(),
@@ -140,6 +142,11 @@ class Routers:
         router.rule = rule
         flags = self.sequencer.route(router.number)["flags"] & (CYCLE | WRITES)
         self.sequencer.change_route(router.number, rule.flags | flags, rule.match_kind, rule.match.encode())
+
+    def lowest_cursor(self, topic_id: int) -> int | None:
+        """Return how far the slowest router of a source has come, None without one."""
+        found = [self.sequencer.route(router.number)["cursor"] for router in self.by_name.values() if router.source_id == topic_id]
+        return min(found, default=None)
 
     def get(self, name: str) -> Json:
         """Return a router as A section 6.2 shows it. Raises RouterNotFound."""

@@ -66,6 +66,7 @@ class Segments:
         self.files: dict[tuple[int, int, int, int], int] = {}  # (kind, topic id, name, edition) -> number in the shared table
         self.wanted: dict[int, int] = {}  # slot -> topic id: somebody has asked for these to be sealed now
         self.retired: list[tuple[int, int, int, int, int]] = []  # (number, kind, topic id, name, edition): no row leads there any more
+        self.cold_gone: list[tuple[int, int, int, int]] = []  # segments whose objects in the cold tier nobody needs: the keeper removes them
         self.published = 0  # rows, since the start
         self.not_taken: list[str] = []  # replay: rows whose files are not what they should be; their records stay in the log
 
@@ -73,7 +74,8 @@ class Segments:
         """Return the commands by name."""
         return {
             "segment.publish": self._publish, "segment.replace": self._replace, "segment.unknown": self._unknown, "segment.wanted": self._wanted,
-            "topic.seal": self._seal,
+            "topic.seal": self._seal, "segment.cold_gone": self._cold_gone, "segment.cold_removed": self._cold_removed,
+            "segment.may_go": self._may_go,
         }  # fmt: skip
 
     # ---- live --------------------------------------------------------------------------------------------------------------------
@@ -112,6 +114,8 @@ class Segments:
         row = upkeep.row_of(sequencer, slot, parsed.first_seq, parsed.last_seq) if sequencer.topic(slot)["topic_id"] == topic_id else None
         if row is None or identity(row) != identity(old):
             return CODES[seal_core.DEAD]
+        if parsed.kind == COLD and self._is_needed_hot(slot, parsed.last_seq):
+            return "needed"
         if (parsed.kind != PACK and identity(new) in self.files) or not self._is_there(new):
             return CODES[seal_core.BROKEN]
         body = row[:_COUNTED] + new[_COUNTED:]
@@ -119,6 +123,32 @@ class Segments:
         topic = sequencer.topic(slot)
         sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, parsed.first_seq, self.engine.clock.wall_ms(), body, True)
         return "replaced" if self._lead(slot, body) else CODES[seal_core.NO_MEMORY]
+
+    def _is_needed_hot(self, slot: int, last_seq: int) -> bool:
+        """Does this process read these records itself? It never waits for the cold tier: queues, and what a router has not copied yet, stay hot."""
+        topic = self.engine.sequencer.topic(slot)
+        if self.engine.config(slot).type == "queue":
+            return True
+        cursor = self.engine.routers.lowest_cursor(topic["topic_id"])
+        return cursor is not None and cursor < last_seq
+
+    def cold_through(self, slot: int) -> int:
+        """Return the last seq of a topic that stands in the cold tier, 0 none."""
+        rows = [parse_body(body) for body in seal_core.rows(self.engine.sequencer, slot)]
+        return max((row.last_seq for row in rows if row.has_file and row.kind == COLD), default=0)
+
+    def _may_go(self, command: Json) -> Answer:
+        """May a row's data go to the cold tier? Asked before it is copied, and again when the row is replaced."""
+        slot, topic_id, last_seq = command["slot"], command["topic_id"], command["last_seq"]
+        return _answer({"may": self.engine.sequencer.topic(slot)["topic_id"] == topic_id and not self._is_needed_hot(slot, last_seq)})
+
+    def _cold_gone(self, _command: Json) -> Answer:
+        return _answer({"files": self.cold_gone})
+
+    def _cold_removed(self, command: Json) -> Answer:
+        removed = {tuple(file) for file in command["files"]}
+        self.cold_gone = [file for file in self.cold_gone if file not in removed]
+        return _answer({})
 
     def _lead(self, slot: int, body: bytes) -> bool:
         number = self.file_of(body)

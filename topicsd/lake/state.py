@@ -7,19 +7,23 @@ whole yet, are left out: the next run sees them.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from topicsd import snapshot
 from topicsd._native import frame
 from topicsd.engine import frames
 from topicsd.engine.frames import Deletion
 from topicsd.segments import names
-from topicsd.segments.names import Place, Spot
+from topicsd.segments.cold import cold_name
+from topicsd.segments.names import Name, Place, Spot
 
+COLD = 3
 MAGIC = b"TPF1"
 HEADER_BYTES = 64
 BODY_BYTES = 128
@@ -32,6 +36,10 @@ _TOPIC_BYTES = 240
 _TOPIC_ID, _EARLIEST, _COUNTS = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<6I")
 _EARLIEST_AT, _COUNTS_AT = 96, 216
 _WANTED = {frames.START, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.DELETE, frames.FLOOR, frames.SEGMENT}
+
+
+class ColdPlaceError(OSError):
+    """Say that a segment's data can not be read from here."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,22 @@ def range_of(body: bytes, topic_id: int, data_dir: Path) -> Range:
         return Range(first, last, last_ts, None, REASONS.get(flags >> 8 & 0xFF, "corrupt"))
     if kind == 1:
         return Range(first, last, last_ts, names.place_of(names.name_of(data_dir, file_topic, name, edition), last))
+    if kind == COLD:
+        hot = names.name_of(data_dir, file_topic, name, edition)
+        place = names.place_of(hot, last)
+        return Range(first, last, last_ts, Place(Spot(cold_path(data_dir, hot)), place.index, place.tags, topic_id, first, last))
     path = names.pack_path(data_dir, name)
     spots = (Spot(path, data_at * 8), Spot(path, index_at * 8), Spot(path, tags_at * 8))
     return Range(first, last, last_ts, Place(*spots, topic_id, first, last, (index_at - data_at) * 8))
+
+
+def cold_path(data_dir: Path, name: Name) -> Path:
+    """Where the data part of a cold segment stands: below TOPICS_COLD_DIR, as the server has it. Raises ColdPlaceError."""
+    folder = os.environ.get("TOPICS_COLD_DIR", "")
+    if not folder or len(urlsplit(folder).scheme) > 1:
+        why = "its data part is in the cold tier: set TOPICS_COLD_DIR as the server has it (a folder; objects of a store are not read)"
+        raise ColdPlaceError(f"{name.path('data').relative_to(data_dir)}: {why}")
+    return Path(folder) / cold_name(name)
 
 
 def _packed(section: memoryview, data_dir: Path) -> Iterator[TopicState]:

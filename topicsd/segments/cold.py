@@ -16,7 +16,7 @@ from topicsd._native.files import FileSystem
 from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import make_folder
 from topicsd._native.segment_repair import Examiner
-from topicsd._native.whole_files import copy_whole, write_whole
+from topicsd._native.whole_files import copy_whole, remove, write_whole
 from topicsd.segments.names import Name, place_of, topic_folder
 
 HEADER_BYTES = 128
@@ -94,7 +94,9 @@ class FolderCold:
     def delete(self, name: str) -> None:
         """Unlink a file."""
         try:
-            (self.root / name).unlink(missing_ok=True)
+            remove(self.root / name, self._files)
+        except FileNotFoundError:
+            pass
         except OSError as wrong:
             raise ColdError(f"{self.root / name}: {wrong}") from wrong
 
@@ -206,11 +208,16 @@ def copy_to_cold(cold: Cold, name: Name, files: FileSystem | None = None) -> int
         raise SegmentError(status, f"{place.data.path}, seq {upto}")
     target = cold_name(name)
     cold.put(target, place.data.path)
-    back = cold.read(target, 0, len(data) + 1)
-    if len(back) != len(data) or not _same(back, index):
-        raise ColdError(f"{target}: what the cold store gives back is not what was put there")
+    verify_back(cold, target, len(data), index)
     write_whole(flags_path(name), view.flags_part(), files)
     return len(data)
+
+
+def verify_back(cold: Cold, name: str, size: int, index: bytes) -> None:
+    """Read an object and verify it against the segment's index. Raises ColdError."""
+    back = cold.read(name, 0, size + 1)
+    if len(back) != size or not _same(back, index):
+        raise ColdError(f"{name}: what the cold store gives back is not what was put there")
 
 
 def _same(data: bytes, index: bytes) -> bool:

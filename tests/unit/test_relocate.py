@@ -1,0 +1,389 @@
+"""Segments whose data stands in the cold tier read, are deleted from and go as before; a store that fails costs cold reads alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.in_process import Library
+from oracle.model import Refused
+from topicsd import errors
+from topicsd._native import upkeep
+from topicsd._native.reader import IoError
+from topicsd.api.cold import ColdTier
+from topicsd.figures import Figures
+from topicsd.lake.export import Exporter
+from topicsd.lake.sources import DirectorySource
+from topicsd.relocate import Relocation, Thread
+from topicsd.segments.cold import ColdError, FolderCold, open_cold
+from topicsd.segments.fsck import fsck
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> FolderCold:
+    (tmp_path / "cold").mkdir()
+    return FolderCold(tmp_path / "cold")
+
+
+@pytest.fixture
+def library(tmp_path: Path, clock: FakeClock, cold: FolderCold) -> Iterator[Library]:
+    made = Library(str(tmp_path / "data"), clock, file_bytes=1 << 18)
+    made.cold = cold
+    upkeep.cold_attach(made.shared, 4 << 20)
+    yield made
+    made.close()
+
+
+def fill(library: Library, name: str, count: int, size: int = 2000) -> None:
+    for first in range(0, count, 20):
+        library.append(name, [{"data": f"{n}" + "x" * size, "tag": f"t{n % 3}"} for n in range(first, first + 20)])
+
+
+def seen(library: Library, name: str = "t") -> Any:
+    return library.read_all(name), library.state(name)
+
+
+def move(library: Library, cold: Any, moves: int = 100, **options: Any) -> Relocation:
+    relocation = library.relocation(cold, **options)
+    for step in range(2 * moves + 1):
+        relocation.step(step)
+    return relocation
+
+
+def hot_data(library: Library) -> set[str]:
+    return {path.name for path in Path(library.directory).rglob("*.data")}
+
+
+def cold_data(cold: FolderCold) -> list[str]:
+    return list(cold.names())
+
+
+def test_old_segments_go_to_the_cold_tier_and_read_as_before(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    fill(library, "t", 20)
+    before = seen(library)
+    move(library, cold)
+    assert len(cold_data(cold)) == 3
+    assert library.store.figures.get("cold_moved") == 3
+    assert seen(library) == before
+    library.checkpoint()
+    library.checkpoint()
+    assert len(hot_data(library)) == 1
+    for restart in (library.kill, library.stop, library.kill):
+        restart()
+        assert seen(library) == before
+        assert library.store.degraded == []
+    library.stop()
+    report = fsck(Path(library.directory))
+    assert (report.problems, report.cold) == ([], 3)
+
+
+def test_without_an_answer_of_the_store_hot_records_are_read_and_cold_ones_are_not(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    fill(library, "t", 20)
+    move(library, cold)
+    library.cold = None
+    with pytest.raises(IoError):
+        library.diff("t")
+    assert [record["$seq"] for record in library.diff("t", 300, limit=1000)["records"]] == [*range(301, 421)]
+    library.append("t", [{"data": 1}])
+    library.delete("t", match=["tag", "Eq", "t1"])
+    library.cold = cold
+    assert all(record.get("tag") != "t1" for record in library.read_all("t")[0])
+
+
+def test_deletes_evictions_and_floors_work_in_cold_segments(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    library.delete("t", match=["tag", "Eq", "t0"])
+    move(library, cold)
+    assert library.delete("t", before_seq=200, match=["tag", "Eq", "t1"])["deleted"] > 50
+    library.delete("t", before_seq=50)
+    before = seen(library)
+    assert before[0][0][0]["$seq"] >= 50
+    assert not [record for record in before[0][0] if record["tag"] == "t0"]
+    library.kill()
+    assert seen(library) == before
+    library.put("t", cap_records=120)
+    assert library.state("t")["count"] == 120
+    library.kill()
+    assert library.state("t")["count"] == 120
+
+
+def test_what_was_deleted_is_in_the_flags_file_beside_the_index(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    library.delete("t", before_seq=50, match=["tag", "Eq", "t1"])
+    move(library, cold)
+    (flags,) = Path(library.directory).rglob("*.del")
+    assert flags.read_bytes()[128:].count(0xD5) == len([seq for seq in range(1, 50) if (seq - 1) % 3 == 1])
+
+
+def test_objects_go_when_their_segments_have_gone_and_two_snapshots_say_so(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    move(library, cold)
+    library.checkpoint()
+    library.checkpoint()
+    library.drop("t")
+    library.checkpoint()
+    move(library, cold)
+    assert len(cold_data(cold)) == 3, "the older snapshot may still need them"
+    library.checkpoint()
+    library.kill()
+    library.checkpoint()
+    library.kill()
+    library.checkpoint()
+    move(library, cold)
+    assert cold_data(cold) == []
+    assert library.call({"op": "segment.cold_gone"})["files"] == []
+    assert not list(Path(library.directory).rglob("*.idx"))
+
+
+def test_a_death_between_the_copy_and_the_publication_costs_a_copy(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    before = seen(library)
+    dead = library.relocation(cold)
+    dead.replace = lambda rows: ["dead"] * len(rows)
+    dead.step(0)
+    dead.step(1)
+    assert len(cold_data(cold)) == 1
+    library.kill()
+    assert seen(library) == before
+    move(library, cold)
+    assert len(cold_data(cold)) == 1
+    library.checkpoint()
+    library.checkpoint()
+    library.kill()
+    assert seen(library) == before
+
+
+def test_what_the_writer_reads_itself_stays_hot(library: Library, cold: FolderCold) -> None:
+    for name, kind in (("q", "queue"), ("s", "log"), ("t", "log")):
+        library.put(name, type=kind)
+        fill(library, name, 200)
+        library.seal(name, 100)
+    library.put("d")
+    library.route("s", "d", name="behind", from_seq=0)
+    move(library, cold)
+    assert library.store.figures.get("cold_moved") >= 1
+    topics = {path.parent.name for path in cold.root.rglob("*.data")}
+    assert f"{library.sequencer.topic(library.sequencer.find(b'q'))['topic_id']:016x}" not in topics
+    with pytest.raises(Refused, match="cold_unavailable"):
+        library.route("t", "e", name="late", from_seq=0)
+    assert library.route("t", "e", name="new")
+
+
+def test_a_store_that_gives_back_something_else_gets_nothing(library: Library, tmp_path: Path) -> None:
+    class Lying(FolderCold):
+        def read(self, name: str, offset: int, length: int) -> bytes:
+            raw = bytearray(super().read(name, offset, length))
+            raw[len(raw) // 2] ^= 1
+            return bytes(raw)
+
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    before = seen(library)
+    move(library, Lying(tmp_path / "cold"))
+    assert library.store.figures.get("cold_moved") == 0
+    assert library.store.figures.get("cold_failures") == 1, "it is left alone for a while"
+    assert seen(library) == before
+
+
+def test_a_flipped_bit_in_the_cold_tier_is_told_as_corrupt(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    whole = library.read_all("t")[0]
+    move(library, cold)
+    path = next(cold.root.rglob("*.data"))
+    raw = bytearray(path.read_bytes())
+    raw[50_000] ^= 1
+    path.write_bytes(raw)
+    records, tombstones = library.read_all("t")
+    assert len(records) == 199
+    assert [tombstone["reason"] for tombstone in tombstones] == ["corrupt"]
+    assert [record for record in whole if record in records] == records
+
+
+def test_bytes_decide_what_stays_hot_too(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    assert [file.name for file in library.relocation(cold, segments=0, size=450_000).due()] == [1]
+    assert [file.name for file in library.relocation(cold, segments=2, size=1).due()] == [1, 101]
+    assert len(library.relocation(cold, segments=0).due()) == 4
+
+
+def test_an_object_store_is_a_cold_tier(library: Library) -> None:
+    pytest.importorskip("obstore")
+    boto3 = pytest.importorskip("boto3")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys).create_bucket(Bucket="cold")
+        endpoint = {"aws_endpoint": f"http://{host}:{port}", "aws_region": "us-east-1"}
+        library.cold = open_cold("s3://cold/events", client_options={"allow_http": True}, **endpoint, **keys)
+        library.put("t")
+        fill(library, "t", 400)
+        library.seal("t", 100)
+        before = seen(library)
+        move(library, library.cold)
+        assert len(list(library.cold.names())) == 3
+        library.checkpoint()
+        library.checkpoint()
+        library.kill()
+        assert len(hot_data(library)) == 1
+        assert seen(library) == before
+        library.drop("t")
+        for _ in range(3):
+            library.checkpoint()
+        move(library, library.cold)
+        assert list(library.cold.names()) == []
+    finally:
+        server.stop()
+
+
+def test_an_export_reads_a_tier_that_is_a_folder(library: Library, cold: FolderCold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    move(library, cold)
+    library.checkpoint()
+    library.checkpoint()
+    library.store.close()
+    run = lambda: Exporter(DirectorySource(Path(library.directory)), tmp_path / "export").run()  # noqa: E731
+    with pytest.raises(OSError, match="TOPICS_COLD_DIR"):
+        run()
+    monkeypatch.setenv("TOPICS_COLD_DIR", str(cold.root))
+    report = run()
+    assert (report.topics, report.segments_copied, report.segments_unreadable) == (1, 4, 0)
+    library.open()
+
+
+# ---- a worker
+
+
+class Hanging(FolderCold):
+    """A store that does not answer before it is let go."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.go = threading.Event()
+        self.go.set()
+        self.reads = 0
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        self.reads += 1
+        if not self.go.wait(60):
+            raise ColdError("hung")
+        return super().read(name, offset, length)
+
+
+def tier(library: Library, store: Hanging, wait_ms: int = 200) -> ColdTier:
+    settings: Any = SimpleNamespace(cold_dir="there", cold_cache_bytes=4 << 20, cold_wait_ms=wait_ms)
+    return ColdTier(library.shared, settings, Figures(), lambda _place: store)
+
+
+def test_a_worker_fetches_what_a_read_lacks_and_refuses_while_the_store_hangs(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    fill(library, "t", 20)
+    before = library.diff("t", limit=1000)
+    move(library, cold)
+    library.cold = None
+    store = Hanging(cold.root)
+    worker = tier(library, store)
+
+    def read() -> Any:
+        try:
+            return library.diff("t", limit=1000)
+        except IoError as wrong:
+            raise errors.Internal("cannot be read", {"seq": wrong.seq}) from None
+
+    async def page() -> Any:
+        return await worker.read(read)
+
+    async def run() -> None:
+        store.go.clear()
+        with pytest.raises(errors.ColdUnavailable) as refused:
+            await page()
+        assert refused.value.detail["retry_after_ms"] == 5000
+        reads = store.reads
+        began = time.monotonic()
+        with pytest.raises(errors.ColdUnavailable):
+            await page()
+        assert time.monotonic() - began < 5 * 0.2, "refused at once"
+        assert store.reads == reads
+        assert library.diff("t", 300)["records"], "hot records are read"
+        store.go.set()
+        worker._reader._refuse_until_ms = 0  # the time of refusal is over
+        assert (await page())["records"][:100] == before["records"][:100]
+        assert worker.figures.get("cold_unavailable") == 2
+        assert worker.figures.get("cold_reads") > 0
+
+    asyncio.run(run())
+
+
+def test_a_worker_without_a_cold_tier_says_so(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    move(library, cold)
+    worker = tier(library, Hanging(cold.root))
+    worker.settings.cold_dir = None
+    library.cold = None
+
+    def read() -> Any:
+        try:
+            return library.diff("t")
+        except IoError:
+            raise errors.Internal("cannot be read") from None
+
+    with pytest.raises(errors.ColdUnavailable, match="no cold tier is configured"):
+        asyncio.run(worker.read(read))
+
+
+def test_a_keeper_whose_store_hangs_goes_on_with_other_work(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    store = Hanging(cold.root)
+    store.go.clear()
+    relocation = library.relocation(store, thread=Thread())
+    for step in range(100):
+        relocation.step(step)
+    assert relocation.thread.busy
+    assert library.store.figures.get("cold_moved") == 0
+    store.go.set()
+    deadline = time.monotonic() + 30
+    while not library.store.figures.get("cold_moved") and time.monotonic() < deadline:
+        relocation.step(101)
+        time.sleep(0.01)
+    assert library.store.figures.get("cold_moved") == 1

@@ -1,0 +1,263 @@
+"""Move old segments to the cold tier: a thread of the keeper copies, the keeper publishes. A store that hangs holds up nobody else.
+
+    data part copied under the next edition's name, read back, verified        the thread; may take for ever
+    index and tags of that edition, and the `.del` file with what is deleted   keeper: synced
+    segment.replace: the row leads to the edition whose data part is cold      writer: a SEGMENT frame
+    the old edition's files go                                                 writer: after two snapshots, as any file goes
+
+Killed anywhere, what stands under the next edition's name is nobody's and is written again. When the last row of a cold segment has gone and two
+snapshots say so, its object is named in `segment.cold_gone` until the keeper has removed it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from topicsd._native import upkeep
+from topicsd._native.files import FileSystem
+from topicsd._native.regions import Shared
+from topicsd._native.segment import SegmentError, SegmentView
+from topicsd._native.upkeep import File
+from topicsd._native.whole_files import copy_whole, write_whole
+from topicsd.figures import Figures
+from topicsd.segments import names
+from topicsd.segments.cold import Cold, ColdError, cold_name, verify_back
+from topicsd.segments.names import Name
+from topicsd.upkeep import COLD, FILE, OWN, ROW, Replace, flags_of
+
+ROW_COLD = 4
+LOOK_MS = 1000
+RETRY_MS, RETRY_MS_MAX = 5_000, 300_000  # after the store has failed
+GONE_A_LOOK = 64
+NEEDED_MS = 600_000  # the writer reads it itself: a queue, a router that is behind
+FOR_EVER_MS = 1 << 62
+
+log = structlog.get_logger("cold")
+
+
+@dataclass(frozen=True)
+class Retain:
+    """What stays hot of each topic: its newest segments, so many or so many bytes of them, whichever is more. 0: that does not count."""
+
+    segments: int = 8
+    bytes: int = 0
+
+
+class Move(NamedTuple):
+    """A segment on its way."""
+
+    file: File
+    source: Name
+    target: Name
+    bytes: int
+
+
+Job = Callable[[], object]
+
+
+class Thread:
+    """One job at a time, off the keeper's thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._done: deque[BaseException | None] = deque()
+        self.busy = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, job: Job) -> None:
+        """Start a job; nothing else may be under way."""
+        assert not self.busy
+        self.busy = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="cold", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def ended(self) -> tuple[bool, BaseException | None]:
+        """Say whether the job has ended, and what it raised."""
+        if not self._done:
+            return False, None
+        self.busy = False
+        return True, self._done.popleft()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception as wrong:  # a store's library may raise anything; the keeper is told
+                self._done.append(wrong)
+            else:
+                self._done.append(None)
+
+
+class Inline:
+    """The same at once, for tests: what happens is in order."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self._wrong: BaseException | None = None
+
+    def begin(self, job: Job) -> None:
+        """Do it."""
+        self.busy, self._wrong = True, None
+        try:
+            job()
+        except ColdError as wrong:
+            self._wrong = wrong
+
+    def ended(self) -> tuple[bool, BaseException | None]:
+        """It has."""
+        ended, self.busy = self.busy, False
+        return ended, self._wrong
+
+
+class Relocation:
+    """One thread, the keeper's. `replace` hands rows to the writer; `gone` asks which objects nobody needs, `removed` says that they are no more,
+    `may_go` asks whether the writer does without a row (slot, topic id, last seq).
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        data_dir: Path,
+        cold: Cold,
+        retain: Retain,
+        replace: Replace,
+        gone: Callable[[], list[list[int]]],
+        removed: Callable[[list[list[int]]], None],
+        may_go: Callable[[int, int, int], bool],
+        figures: Figures,
+        files: FileSystem | None = None,
+        thread: Thread | Inline | None = None,
+    ) -> None:
+        self.shared, self.data_dir, self.cold, self.retain = shared, data_dir, cold, retain
+        self.replace, self.gone, self.removed, self.may_go, self.figures, self.files = replace, gone, removed, may_go, figures, files
+        self.thread = thread or Thread()
+        self.look_at_ms = 0
+        self.retry_ms = RETRY_MS
+        self._refused: dict[tuple[int, int], int] = {}  # (number, serial) -> until when it stays hot without another try
+        self._now_ms = 0
+        self._moving: Move | None = None
+        self._removing: list[list[int]] = []
+
+    def step(self, mono_ms: int) -> None:
+        """Take up what has ended, begin what is due."""
+        self._now_ms = mono_ms
+        if self.thread.busy:
+            ended, wrong = self.thread.ended()
+            if not ended:
+                return
+            if wrong is not None:
+                self._failed(wrong, mono_ms)
+            elif self._moving is not None:
+                self.retry_ms = RETRY_MS
+                self._publish(self._moving)
+            else:
+                self.removed(self._removing)
+            self._moving, self._removing = None, []
+        if mono_ms < self.look_at_ms:
+            return
+        if self._begin_removal() or self._begin_move():
+            return
+        self.look_at_ms = mono_ms + LOOK_MS
+
+    def _failed(self, wrong: BaseException, mono_ms: int) -> None:
+        """Leave a store alone that does not work; a segment that is damaged stays where it is."""
+        self.figures.add("cold_failures")
+        if isinstance(wrong, SegmentError) and self._moving is not None:
+            self._refused[self._moving.file.number, self._moving.file.serial] = FOR_EVER_MS
+        else:
+            self.look_at_ms = mono_ms + self.retry_ms
+            self.retry_ms = min(2 * self.retry_ms, RETRY_MS_MAX)
+        log.error("the cold tier failed", why=str(wrong))
+
+    # ---- there
+
+    def due(self) -> list[File]:
+        """Segments that are to go, oldest of each topic first."""
+        topics: dict[int, list[File]] = {}
+        for file in upkeep.listed(self.shared):
+            if file.kind == OWN:
+                topics.setdefault(file.topic_id, []).append(file)
+        found: list[File] = []
+        for segments in topics.values():
+            newer = size = 0
+            for file in sorted(segments, key=lambda each: each.name, reverse=True):
+                if newer >= self.retain.segments and size >= self.retain.bytes and self._now_ms >= self._refused.get((file.number, file.serial), 0):
+                    found.append(file)
+                newer, size = newer + 1, size + file.bytes
+        return sorted(found, key=lambda each: (each.topic_id, each.name))
+
+    def _begin_move(self) -> bool:
+        for file in self.due():
+            ranges = upkeep.ranges(self.shared, file.number)
+            if not ranges or not self.may_go(ranges[0][0], ranges[0][1], ROW.unpack_from(ranges[0][2])[1]):
+                self._refused[file.number, file.serial] = self._now_ms + NEEDED_MS
+                continue
+            source = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
+            target = names.name_of(self.data_dir, file.topic_id, file.name, file.edition + 1)
+            try:
+                move = Move(file, source, target, source.path("data").stat().st_size)
+            except FileNotFoundError:
+                continue
+            self._moving = move
+            self.thread.begin(partial(self._copy, move))
+            return True
+        return False
+
+    def _copy(self, move: Move) -> None:
+        data, index = move.source.path("data"), move.source.path("index").read_bytes()
+        view = SegmentView(index, data.read_bytes())
+        status, upto = view.check(view.first_seq, view.last_seq - view.first_seq + 1)
+        if status:
+            raise SegmentError(status, f"{data}, seq {upto}")
+        self.cold.put(cold_name(move.target), data)
+        verify_back(self.cold, cold_name(move.target), move.bytes, index)
+
+    def _publish(self, move: Move) -> None:
+        ranges = upkeep.ranges(self.shared, move.file.number)
+        if not ranges or not upkeep.lives(self.shared, move.file.number, move.file.serial):
+            return
+        slot, topic_id, body, deleted = ranges[0]
+        for kind in ("index", "tags"):
+            copy_whole(move.source.path(kind), move.target.path(kind), self.files)
+        view = SegmentView(move.source.path("index").read_bytes(), move.source.path("data").read_bytes())
+        write_whole(move.target.path("flags"), flags_of(view, deleted), self.files)
+        row = list(ROW.unpack_from(body))
+        row[5], row[6], row[7], row[11] = 0, 1, row[7] & ~0x8 | ROW_COLD, 0
+        new = ROW.pack(*row) + FILE.pack(0, topic_id, move.file.name, move.target.edition, move.bytes, 0, 0, COLD, 0, 0)
+        (code,) = self.replace([(slot, topic_id, body, new)])
+        if code != "replaced":
+            self._refused[move.file.number, move.file.serial] = self._now_ms + NEEDED_MS
+            log.info("stays hot", path=str(move.source.path("data")), why=code)
+            return
+        self.figures.add("cold_moved")
+        self.figures.add("cold_moved_bytes", move.bytes)
+        log.info("is cold", object=cold_name(move.target), bytes=move.bytes)
+
+    # ---- no more
+
+    def _begin_removal(self) -> bool:
+        gone = self.gone()[:GONE_A_LOOK]
+        if not gone:
+            return False
+        self._removing = gone
+        objects = [cold_name(names.name_of(self.data_dir, topic_id, name, edition)) for _kind, topic_id, name, edition in gone]
+
+        def remove() -> None:
+            for each in objects:
+                self.cold.delete(each)
+
+        self.thread.begin(remove)
+        return True
