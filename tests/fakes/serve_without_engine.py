@@ -17,7 +17,7 @@ from topicsd.settings import load, take_api_keys
 MODE = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
-def run_writer(_meters, shared, settings, _ring):
+def run_writer(_meters, _figures, shared, settings, _ring):
     """Do what the writer does around its work."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     shared.set("writer_pid", os.getpid())
