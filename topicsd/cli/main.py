@@ -13,6 +13,7 @@ from topicsd.cli.backup import backup, restore
 from topicsd.cli.dump import dump
 from topicsd.cli.export import export
 from topicsd.cli.fsck import fsck
+from topicsd.spark.jobs import spark
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +25,7 @@ main.add_command(backup)
 main.add_command(dump)
 main.add_command(export)
 main.add_command(fsck)
+main.add_command(spark)
 main.add_command(restore)
 
 

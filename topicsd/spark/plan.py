@@ -187,16 +187,22 @@ def cuts(start: Offsets, end: Offsets, options: Options) -> Iterator[list[Cut]]:
 def stream(manifest: Manifest, root: Path, start: Offsets, end: Offsets, options: Options) -> list[list[Piece]]:
     """The partitions from start to end of an export. Raises GapError when data has gone that the offsets promise, and that is to fail."""
     return [
-        [piece for cut in group for piece in _stream_pieces(manifest.topics.get(cut[0]), root, cut, options)] for group in cuts(start, end, options)
+        [piece for cut in group for piece in stream_pieces(manifest.topics.get(cut[0]), root, cut, options)] for group in cuts(start, end, options)
     ]
 
 
 def live_stream(start: Offsets, end: Offsets, options: Options) -> list[list[Span]]:
     """The partitions from start to end of a server."""
-    return [[Span(name, first, stop - 1, epoch) for name, epoch, first, stop in group] for group in cuts(start, end, options)]
+    return [live_spans(group) for group in cuts(start, end, options)]
 
 
-def _stream_pieces(topic: Topic | None, root: Path, cut: Cut, options: Options) -> Iterator[Piece]:
+def live_spans(group: Iterable[Cut]) -> list[Span]:
+    """What is read of cuts of a server. What is lost of them has gone after they were promised."""
+    return [Span(name, first, stop - 1, epoch) for name, epoch, first, stop in group]
+
+
+def stream_pieces(topic: Topic | None, root: Path, cut: Cut, options: Options) -> Iterator[Piece]:
+    """What is read of a cut of an export. Raises GapError when data has gone that is promised, and that is to fail."""
     name, epoch, first, stop = cut
     gone = topic is None or topic.epoch != epoch
     pieces = [Piece(name, first, stop - 1, None, "missing")] if topic is None or gone else topic.pieces(root, first, stop)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
-from topicsd.lake import manifest as manifests
-from topicsd.lake.manifest import Manifest, ManifestError
-from topicsd.lake.pieces import Piece, Reader
-from topicsd.lake.server import Server
+from topicsd.lake.manifest import Manifest
+from topicsd.lake.pieces import Piece
 from topicsd.spark import live, plan
-from topicsd.spark.live import LiveReader, Span
+from topicsd.spark.live import Span
 from topicsd.spark.options import Offsets, Options, parse, parse_sink
+from topicsd.spark.reading import look, newest, read
 from topicsd.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -51,35 +50,6 @@ class TopicsDataSource(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
         return StreamWriter(parse_sink(self.options), schema, overwrite)
-
-
-def newest(options: Options) -> Manifest:
-    """The newest manifest. Raises ManifestError when there is none."""
-    found = manifests.latest(Path(options.path))
-    if found is None:
-        raise ManifestError(f"{options.path}: no manifest of an export (topicsd export --to {options.path} writes one)")
-    return found
-
-
-def look(options: Options) -> Manifest | live.Listing:
-    """What there is now. Raises ManifestError, ServerError."""
-    if options.path:
-        return newest(options)
-    with Server(options.url, options.token) as server:
-        return live.listing(server, options.topics)
-
-
-def read(options: Options, pieces: Any) -> Iterator[pyarrow.RecordBatch]:
-    """Read the pieces, or the spans, of one partition."""
-    if not options.path:
-        with Server(options.url, options.token) as server:
-            yield from LiveReader(server, options).read(pieces)
-        return
-    reader = Reader(
-        options.columns, since=options.since, until=options.until, on_corrupt=options.on_corrupt, on_gap=options.on_gap,
-        on_missing="fail" if options.fail_on_loss else "gap",
-    )  # fmt: skip
-    yield from reader.read(pieces)
 
 
 class BatchReader(DataSourceReader):

@@ -1,0 +1,319 @@
+"""Topics into a lake table, each record once, whatever is killed: without Spark, whose part is only where the tasks run."""
+
+import datetime
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from fakes.exports import Lake, entry, records
+from oracle.segment_oracle import HOLE, Row
+from topicsd._native.segment import SegmentView
+from topicsd._native.segment_scan import GapError
+from topicsd.spark import options, payloads
+from topicsd.spark.audit import Audit, ranges_of
+from topicsd.spark.ingest import Ingest
+from topicsd.spark.ranges import Held
+from topicsd.spark.reading import read
+from topicsd.spark.tables import ConflictError, DeltaLake, envelope, quarantine, topic_key
+from topicsd.spark.write import Task, Written, write
+
+pytest.importorskip("deltalake", reason="the extra `spark` is not installed")
+
+
+def here(tasks: list[Task]) -> list[Written]:
+    return [write(task, read(task.options, task.pieces)) for task in tasks]
+
+
+def told(lake: Lake, **rest: object) -> options.Options:
+    return options.parse({"path": str(lake.to), "onCorrupt": "row"} | {name: str(value) for name, value in rest.items()})
+
+
+def job(lake: Lake, runner: Callable[[list[Task]], list[Written]] = here, **rest: Any) -> Ingest:
+    return Ingest(runner, told(lake), lake.to.parent / "table", **rest)
+
+
+def drain(ingest: Ingest) -> int:
+    batches = 0
+    while ingest.batch() is not None:
+        batches += 1
+    return batches
+
+
+def rows(lake: Lake, name: str = "table", columns: list[str] | None = None) -> list[dict[str, Any]]:
+    schema = quarantine() if name.endswith("quarantine") else envelope()
+    files = DeltaLake(lake.to.parent / name, schema).files()
+    found = [row for path in files for row in parquet.read_table(path, partitioning=None, columns=columns).to_pylist()]
+    return sorted(found, key=lambda row: (row["topic"], row["seq"]))
+
+
+def seqs(lake: Lake) -> list[tuple[str, int]]:
+    return [(row["topic"], row["seq"]) for row in rows(lake, columns=["topic", "seq"])]
+
+
+def days(lake: Lake, **rest: object) -> list[dict[str, Any]]:
+    return [day.line() for day in Audit(lake.to.parent / "table", told(lake, **rest)).days()]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+# ---- what comes -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_record_stands_in_the_table_once_by_topic_and_day(lake: Lake) -> None:
+    day_ms = 86_400_000
+    lake.write("a:b", [*records(1, 50, ts=5 * day_ms - 40), *records(51, 10, ts=7 * day_ms)])
+    lake.write("c", records(7, 3))
+    lake.export()
+    assert drain(job(lake)) == 1
+    found = rows(lake)
+    assert [(row["topic"], row["seq"]) for row in found] == [("a:b", seq) for seq in range(1, 61)] + [("c", 7), ("c", 8), ("c", 9)]
+    assert found[0] == {
+        "topic": "a:b", "epoch": f"{1:016x}", "seq": 1,
+        "ts": datetime.datetime(1970, 1, 5, 23, 59, 59, 961000, datetime.UTC), "node": None, "tag": "t0",
+        "meta": [("k", "0")], "data": '"xxxxxxxxxx"',
+    }  # fmt: skip
+    table: Any = DeltaLake(lake.to.parent / "table", envelope()).open()
+    assert {(one["topic_key"], one["day"]) for one in table.partitions()} >= {("a:b", "1970-01-05"), ("a:b", "1970-01-06"), ("a:b", "1970-01-08")}
+    assert table.to_pyarrow_table(columns=["seq", "topic_key"]).num_rows == 63  # others read it as any Delta table
+    assert all(day["clean"] for day in days(lake)) and sum(day["source"] for day in days(lake)) == 63
+
+
+def test_batches_are_limited_and_go_on_without_a_checkpoint(lake: Lake, tmp_path: Path) -> None:
+    lake.write("a", records(1, 100))
+    lake.write("b", records(1, 20))
+    lake.export()
+    assert drain(job(lake, limit=30, checkpoint=tmp_path / "checkpoint")) == 4
+    lake.write("a", records(101, 10))
+    lake.export()
+    assert drain(job(lake, limit=30)) == 1  # the checkpoint is lost: the table knows
+    assert seqs(lake) == [("a", seq) for seq in range(1, 111)] + [("b", seq) for seq in range(1, 21)]
+    assert job(lake, checkpoint=tmp_path / "checkpoint").query == json.loads((tmp_path / "checkpoint/ingest.json").read_bytes())["query"]
+
+
+def test_a_topic_made_again_comes_beside_what_it_was(lake: Lake) -> None:
+    lake.write("a", records(1, 5))
+    lake.export()
+    drain(job(lake))
+    lake.recreate("a")
+    lake.write("a", records(1, 3))
+    lake.export()
+    drain(job(lake))
+    assert [(row["epoch"][-1], row["seq"]) for row in sorted(rows(lake), key=lambda row: (row["epoch"], row["seq"]))] == [
+        ("1", 1), ("1", 2), ("1", 3), ("1", 4), ("1", 5), ("2", 1), ("2", 2), ("2", 3),
+    ]  # fmt: skip
+    assert all(day["clean"] for day in days(lake))
+
+
+def test_gaps_and_damage_go_into_the_quarantine_and_are_named(lake: Lake) -> None:
+    path = lake.write("a", [*records(1, 50), Row(51, 1051, None, HOLE | 2 << 8, 9), *records(60, 20)])
+    raw = bytearray(path.read_bytes())
+    raw[SegmentView(path.with_suffix(".idx").read_bytes(), bytes(raw)).flag_offset(42) - 20] ^= 1
+    path.write_bytes(raw)
+    lake.export()
+    drain(job(lake))
+    assert seqs(lake) == [("a", seq) for seq in range(1, 80) if seq != 42 and not 51 <= seq <= 59]
+    bad = [(row["_kind"], row["seq"], row["seq_end"], row["_err"]) for row in rows(lake, "table_quarantine")]
+    assert bad == [("corrupt", 42, 42, "damaged frame"), ("gap", 51, 59, "ttl")]
+    audit = Audit(lake.to.parent / "table", told(lake))
+    assert [(gap["topic"], gap["from"], gap["to"], gap["why"]) for gap in audit.gaps()] == [("a", 42, 42, "damaged frame"), ("a", 51, 59, "ttl")]
+    assert all(day.clean for day in audit.days())
+
+
+def test_what_retention_took_before_it_came_fails_or_is_a_gap(lake: Lake) -> None:
+    first = lake.write("a", records(1, 10))
+    lake.export()
+    drain(job(lake))
+    lake.write("a", records(31, 10))
+    for path in first.parent.glob(f"{first.stem}.*"):
+        path.unlink()
+    lake.export(prune=True)
+    with pytest.raises(GapError, match="topic a, seqs 11 to 30"):
+        drain(job(lake))
+    drain(Ingest(here, told(lake, failOnDataLoss=False), lake.to.parent / "table"))
+    assert seqs(lake) == [("a", seq) for seq in [*range(1, 11), *range(31, 41)]]
+    assert [(row["_kind"], row["seq"], row["seq_end"]) for row in rows(lake, "table_quarantine")] == [("gap", 11, 30)]
+    assert days(lake)[0]["gone"] == 10
+
+
+# ---- payloads ---------------------------------------------------------------------------------------------------------------------------
+
+
+def with_datas(lake: Lake, *texts: str) -> None:
+    from topicsd._native import frame
+
+    made = [Row(seq, 1000 + seq, frame.entry(frame.Record(text.encode(), None, None, None, 0, 0))) for seq, text in enumerate(texts, 1)]
+    lake.write("a", made)
+    lake.export()
+
+
+def test_payloads_are_parsed_by_a_schema_and_those_that_do_not_fit_are_set_apart(lake: Lake, tmp_path: Path) -> None:
+    with_datas(lake, '{"n":1,"g":{"x":[1.5]}}', '{"n":"one"}', '{"n":2,\n "other":[]}', "[1]", '"text"', "{}", '{"n":null}')
+    (tmp_path / "schema.json").write_text('{"n": "bigint", "g": {"x": ["double"]}}')
+    drain(job(lake, schema=payloads.load(tmp_path / "schema.json")))
+    assert [(row["seq"], row["payload"]) for row in rows(lake)] == [
+        (1, {"n": 1, "g": {"x": [1.5]}}), (3, {"n": 2, "g": None}), (6, {"n": None, "g": None}), (7, {"n": None, "g": None}),
+    ]  # fmt: skip
+    bad = rows(lake, "table_quarantine")
+    assert [(row["seq"], row["_kind"], row["data"]) for row in bad] == [(2, "bad", '{"n":"one"}'), (4, "bad", "[1]"), (5, "bad", '"text"')]
+    assert all(row["_err"] for row in bad)
+    assert all(day["clean"] for day in days(lake)) and days(lake)[0]["quarantined"] == 3
+
+
+def test_an_inferred_schema_stays_the_tables(lake: Lake) -> None:
+    with_datas(lake, '{"n":1,"at":"2026-01-01T00:00:00Z","none":null}', '{"n":2.5}')
+    drain(job(lake, schema="infer"))
+    assert [row["payload"] for row in rows(lake)] == [{"n": 1.0, "at": "2026-01-01T00:00:00Z", "none": None}, {"n": 2.5, "at": None, "none": None}]
+    lake.write("a", [Row(3, 5000, entry({"n": 3, "new": 1}))])
+    lake.export()
+    drain(job(lake))
+    assert rows(lake)[2]["payload"] == {"n": 3.0, "at": None, "none": None}
+
+
+def test_long_names_make_short_keys_that_differ() -> None:
+    names = ["a" * 255, "a" * 254 + "b", "x" * 81, "y:" * 40]
+    keys = [topic_key(name) for name in names]
+    assert len(set(keys)) == 4 and all(len(key) <= 60 for key in keys)
+    assert topic_key("orders.eu:1") == "orders.eu:1"
+
+
+# ---- who is killed ----------------------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As by SIGKILL: nothing is tidied up."""
+
+
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = random.Random(seed)
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    at = {"a": 1, "b": 1}
+    commit = DeltaLake.commit
+
+    def dying(self: DeltaLake, *arguments: Any) -> None:
+        fate = rng.random()
+        if fate < 0.2:
+            raise Killed
+        commit(self, *arguments)
+        if fate < 0.4:
+            raise Killed
+
+    def runner(tasks: list[Task]) -> list[Written]:
+        out = here(tasks[: rng.randrange(len(tasks) + 1)] if rng.random() < 0.2 else tasks)
+        if len(out) < len(tasks):
+            raise Killed
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeltaLake, "commit", dying)
+        for _ in range(6):
+            for name in at:
+                count = rng.randrange(0, 30)
+                made = [Row(at[name] + k, 1000 + at[name] + k, entry({"n": 1} if rng.random() < 0.8 else {"n": "bad"})) for k in range(count)]
+                if made:
+                    lake.write(name, made)
+                at[name] += count
+            lake.export()
+            try:
+                drain(job(lake, runner, limit=rng.choice([None, 7, 20]), schema=pyarrow.struct([("n", pyarrow.int64())])))
+            except Killed:
+                continue
+        patch.setattr(DeltaLake, "commit", commit)
+        drain(job(lake, schema=pyarrow.struct([("n", pyarrow.int64())])))
+    assert [day for day in days(lake) if not day["clean"] or day["gone"]] == []
+    both = sorted([*seqs(lake), *((row["topic"], row["seq"]) for row in rows(lake, "table_quarantine"))])
+    assert both == [(name, seq) for name in sorted(at) for seq in range(1, at[name])]
+
+
+def test_two_jobs_at_once_bring_each_record_once(lake: Lake) -> None:
+    lake.write("a", records(1, 40))
+    lake.export()
+    other = job(lake, limit=15)
+
+    def runner(tasks: list[Task]) -> list[Written]:
+        written = here(tasks)
+        other.batch()  # the other job commits first
+        return written
+
+    drain(job(lake, runner, limit=10))
+    assert seqs(lake) == [("a", seq) for seq in range(1, 41)]
+
+
+def test_a_second_commit_of_the_same_batch_is_refused(lake: Lake) -> None:
+    table = DeltaLake(lake.to.parent / "table", envelope())
+    table.commit([], [("a", "0", 1, 5)], 1)
+    for ranges, number in (([("a", "0", 6, 7)], 1), ([("a", "0", 5, 7)], 2)):
+        with pytest.raises(ConflictError):
+            table.commit([], ranges, number)
+    assert table.held()[0].ranges() == [("a", "0", 1, 5)]
+
+
+# ---- audit ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_names_what_is_missing_doubled_and_different(lake: Lake) -> None:
+    lake.write("a", records(1, 20))
+    lake.export()
+    drain(job(lake))
+    path = Path(DeltaLake(lake.to.parent / "table", envelope()).files()[0])
+    whole = parquet.read_table(path, partitioning=None)
+    forged = whole.set_column(whole.column_names.index("data"), "data", pyarrow.array(["0" if seq == 7 else text for seq, text in zip(
+        whole["seq"].to_pylist(), whole["data"].to_pylist(), strict=True)]))  # fmt: skip
+    parquet.write_table(pyarrow.concat_tables([forged.slice(0, 4), forged.slice(5), forged.slice(9, 2)]), path)
+    (day,) = days(lake)
+    assert (day["missing"], day["doubled"], day["differing"], day["clean"]) == ([[5, 5]], [[10, 11]], [[7, 7]], False)
+
+
+def test_what_has_not_come_yet_is_missing(lake: Lake) -> None:
+    lake.write("a", records(1, 5))
+    lake.export()
+    drain(job(lake))
+    lake.write("a", records(6, 2))
+    lake.export()
+    assert days(lake)[0]["missing"] == [[6, 7]]
+
+
+def test_compacting_joins_files_and_changes_no_record(lake: Lake) -> None:
+    for first in range(1, 50, 10):
+        lake.write("a", records(first, 10))
+        lake.export()
+        drain(job(lake))
+    table = DeltaLake(lake.to.parent / "table", envelope())
+    assert len(table.files()) == 5
+    table.compact(1 << 20)
+    assert len(table.files()) == 1
+    drain(job(lake))
+    assert seqs(lake) == [("a", seq) for seq in range(1, 51)] and days(lake)[0]["clean"]
+
+
+# ---- ranges -----------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 8)), max_size=12), st.integers(1, 40), st.integers(0, 30))
+def test_ranges_are_as_sets_of_seqs(added: list[tuple[int, int]], first: int, more: int) -> None:
+    held, seqs_held = Held(), set[int]()
+    for begin, count in added:
+        held.add("a", "0", begin, begin + count - 1)
+        seqs_held |= set(range(begin, begin + count))
+    asked = set(range(first, first + more))
+    assert [seq for a, b in held.missing("a", "0", first, first + more - 1) for seq in range(a, b + 1)] == sorted(asked - seqs_held)
+    assert held.overlaps("a", "0", first, first + more - 1) == bool(asked & seqs_held)
+    mine = held.of("a", "0")
+    assert [seq for a, b in mine for seq in range(a, b + 1)] == sorted(seqs_held)
+    assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(mine))
+    assert ranges_of(numpy.array(sorted(seqs_held), dtype=int)) == [list(one) for one in mine]

@@ -1,0 +1,196 @@
+"""`topicsd spark audit`: does a lake table hold each record of its sources once, as it is there? Compared by topic and day; no Spark is needed."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from topicsd.lake.scan import matches
+from topicsd.spark import plan
+from topicsd.spark.live import Listing
+from topicsd.spark.options import Options
+from topicsd.spark.reading import look, read
+from topicsd.spark.tables import DeltaLake, envelope, quarantine, topic_key
+from topicsd.spark.write import runs
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = ["topic", "seq", "ts", "data", "_kind", "seq_end", "_err"]
+RANGES_TOLD = 20
+Key = tuple[str, str, str]  # topic, epoch, day
+
+
+@dataclass
+class Day:
+    """One topic's day, on both sides."""
+
+    topic: str
+    epoch: str
+    day: str
+    source: int = 0
+    lake: int = 0  # with what is in the quarantine
+    quarantined: int = 0
+    hash: str = ""  # of the records that both have: seqs and data
+    missing: list[list[int]] = field(default_factory=list)  # ranges of seqs that the source has and the lake has not
+    doubled: list[list[int]] = field(default_factory=list)
+    differing: list[list[int]] = field(default_factory=list)
+    gone: int = 0  # of the lake's: deleted, expired or evicted in the source since
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is lost, doubled or different."""
+        return not (self.missing or self.doubled or self.differing)
+
+    def line(self) -> dict[str, Any]:
+        """As a line of JSON has it; of long lists the beginning."""
+        told = dict(vars(self)) | {"clean": self.clean}
+        return {name: value[:RANGES_TOLD] if isinstance(value, list) else value for name, value in told.items() if value != []}
+
+
+class Audit:
+    """A table and its quarantine, beside a source. Raises what reading raises, TableError."""
+
+    def __init__(self, table: Path, options: Options) -> None:
+        columns = ("topic", "seq", "ts", "data", "_kind", "seq_end", "_err")
+        self._options = replace(options, columns=columns, on_gap="row", on_corrupt="row", fail_on_loss=False)
+        self._lake = _Side(DeltaLake(table.absolute(), envelope()), ["topic", "epoch", "seq", "data"])
+        bad = DeltaLake(table.absolute().with_name(f"{table.name}_quarantine"), quarantine())
+        self._bad = _Side(bad, ["topic", "epoch", "seq", "data", "_kind", "seq_end", "_err"])
+
+    def gaps(self) -> list[dict[str, Any]]:
+        """The ranges that the quarantine names as lost or damaged."""
+        from pyarrow import compute
+
+        out: list[dict[str, Any]] = []
+        for key, day in self._bad.partitions():
+            rows = self._bad.rows(key, day)
+            out += rows.filter(compute.not_equal(rows["_kind"], "bad")).drop_columns(["data"]).to_pylist()
+        return [{**row, "from": row.pop("seq"), "to": row.pop("seq_end"), "why": row.pop("_err")} for row in out]
+
+    def days(self) -> Iterator[Day]:
+        """Each day of each topic of the source; then those that the lake alone has."""
+        seen: set[tuple[str, str]] = set()
+        for (topic, epoch, day), rows in self._source():
+            seen.add((topic_key(topic), day))
+            yield self._compare(Day(topic, epoch, day), rows)
+        for key, day in sorted(set(self._lake.partitions()) - seen):
+            rows = self._lake.rows(key, day)
+            for topic, epoch in sorted(set(zip(rows["topic"].to_pylist(), rows["epoch"].to_pylist(), strict=True))):
+                if matches(topic, self._options.topics):
+                    yield self._compare(Day(topic, epoch, day), rows.slice(0, 0))
+
+    def _source(self) -> Iterator[tuple[Key, pyarrow.Table]]:
+        """The source's records by topic and day. A day's records come together, as a topic's times never fall."""
+        import pyarrow
+        from pyarrow import compute
+
+        found = look(self._options)
+        for name, topic in plan.chosen(found, self._options).items():
+            if topic.next_seq <= topic.first_seq:
+                continue
+            cut = (name, topic.epoch, topic.first_seq, topic.next_seq)
+            if isinstance(found, Listing):
+                pieces: list[Any] = plan.live_spans([cut])
+            else:
+                pieces = list(plan.stream_pieces(found.topics[name], Path(self._options.path), cut, self._options))
+            day = ""
+            parts: list[pyarrow.Table] = []
+            for batch in read(self._options, pieces):
+                rows = pyarrow.Table.from_batches([batch])
+                for _, new_day, part in runs(rows.filter(compute.equal(rows["_kind"], "record"))):
+                    if new_day != day and parts:
+                        yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
+                        parts = []
+                    day = new_day
+                    parts.append(part.select(["seq", "data"]))
+            if parts:
+                yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
+
+    def _compare(self, out: Day, source: pyarrow.Table) -> Day:
+        import numpy
+        import pyarrow
+        from pyarrow import compute
+
+        key = topic_key(out.topic)
+        sides = [side.of(key, out.day, out.topic, out.epoch) for side in (self._lake, self._bad)]
+        bad = sides[1].filter(compute.equal(sides[1]["_kind"], "bad")) if sides[1].num_rows else sides[1]
+        lake = pyarrow.concat_tables([sides[0].select(["seq", "data"]), bad.select(["seq", "data"])])
+        out.source, out.lake, out.quarantined = source.num_rows, lake.num_rows, bad.num_rows
+        there, here = source["seq"].to_numpy(), lake["seq"].to_numpy()
+        unique, first, counts = numpy.unique(here, return_index=True, return_counts=True)
+        out.doubled = ranges_of(unique[counts > 1])
+        out.missing = ranges_of(numpy.setdiff1d(there, unique))
+        both, at_source, at_unique = numpy.intersect1d(there, unique, return_indices=True)
+        out.gone = len(unique) - len(both)
+        ours, theirs = lake["data"].take(first[at_unique]), source["data"].take(at_source)
+        out.hash = hashed(both, theirs)
+        if hashed(both, ours) != out.hash:
+            out.differing = ranges_of(both[compute.not_equal(ours, theirs).to_numpy()])
+        return out
+
+
+class _Side:
+    """A table's rows by partition; the last one is kept."""
+
+    def __init__(self, table: DeltaLake, columns: list[str]) -> None:
+        self._table, self._columns = table, columns
+        self._paths: dict[tuple[str, str], list[str]] = table.partitions()
+        self._kept: tuple[tuple[str, str], pyarrow.Table] | None = None
+
+    def partitions(self) -> list[tuple[str, str]]:
+        return sorted(self._paths)
+
+    def rows(self, key: str, day: str) -> pyarrow.Table:
+        """A partition's rows."""
+        import pyarrow
+        from pyarrow import parquet
+
+        if self._kept is None or self._kept[0] != (key, day):
+            schema = pyarrow.schema([self._table.schema.field(name) for name in self._columns])
+            root = self._table.path
+            parts = [
+                parquet.read_table(root / urllib.parse.unquote(path), columns=self._columns, partitioning=None)
+                for path in self._paths.get((key, day), ())
+            ]
+            self._kept = (key, day), pyarrow.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
+        return self._kept[1]
+
+    def of(self, key: str, day: str, topic: str, epoch: str) -> pyarrow.Table:
+        """Those of one topic: a key may be of two, and a name of two epochs."""
+        from pyarrow import compute
+
+        rows = self.rows(key, day)
+        return rows.filter(compute.and_(compute.equal(rows["topic"], topic), compute.equal(rows["epoch"], epoch)))
+
+
+def ranges_of(seqs: Any) -> list[list[int]]:
+    """Ascending seqs as ranges."""
+    import numpy
+
+    if len(seqs) == 0:
+        return []
+    cuts = numpy.flatnonzero(numpy.diff(seqs) != 1)
+    return [[int(first), int(last)] for first, last in zip(seqs[[0, *(cuts + 1)]], seqs[[*cuts, len(seqs) - 1]], strict=True)]
+
+
+def hashed(seqs: Any, datas: Any) -> str:
+    """XXH3-128 of the seqs, of each data's length, and of all data, in the order of the seqs."""
+    import pyarrow
+    from pyarrow import compute
+
+    out = xxhash.xxh3_128(seqs.astype("<i8").tobytes())
+    whole = datas.combine_chunks() if isinstance(datas, pyarrow.ChunkedArray) else datas
+    out.update(compute.binary_length(whole).cast(pyarrow.int32()).to_numpy(zero_copy_only=False).astype("<i4").tobytes())
+    for chunk in whole.chunks if isinstance(whole, pyarrow.ChunkedArray) else [whole]:
+        packed = pyarrow.concat_arrays([chunk])
+        _, offsets, data = packed.buffers()
+        if data is not None and len(packed):
+            starts = memoryview(offsets).cast("B").cast("i")
+            out.update(memoryview(data).cast("B")[starts[packed.offset] : starts[packed.offset + len(packed)]])
+    return out.hexdigest()

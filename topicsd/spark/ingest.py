@@ -1,0 +1,247 @@
+"""`topicsd spark ingest`: topics into a lake table, each seq once.
+
+What the table holds is said by its own commits (tables.py), so nothing depends on the checkpoint: a batch is what the source has and the table
+does not. Tasks write files, which nobody sees; the driver commits them. A driver that is killed leaves litter, and the next one reads the same
+seqs again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from topicsd.lake.manifest import Manifest
+from topicsd.spark import payloads, plan
+from topicsd.spark.live import Listing
+from topicsd.spark.options import Options
+from topicsd.spark.ranges import Held, Range
+from topicsd.spark.reading import look, read
+from topicsd.spark.tables import ConflictError, DeltaLake, TableError, envelope, quarantine, remove
+from topicsd.spark.write import Task, Written, write
+
+PARTITION_BYTES_MIN = 8 << 20
+CONFLICTS_MAX = 20
+
+
+@dataclass
+class Batch:
+    """What one batch brought."""
+
+    batch: int = 0
+    topics: int = 0
+    seqs: int = 0  # of the source, with and without a record
+    records: int = 0
+    quarantined: int = 0
+    files: int = 0
+    bytes: int = 0
+    ms: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seqs of a topic that the table lacks."""
+
+    topic: str
+    epoch: str
+    first: int
+    last: int
+
+
+def missing(found: Manifest | Listing, held: Held, options: Options, limit: int | None, after: str = "") -> list[Part]:
+    """What the source has and the table does not, at most `limit` seqs: topics behind `after` come first, so that each has its turn.
+
+    What has gone from the source between what the table holds of a topic and what there still is counts as well: it is told as lost when it is read.
+    """
+    out: list[Part] = []
+    left = limit if limit is not None else 2**63
+    topics = plan.chosen(found, options)
+    for name in sorted(topics, key=lambda name: (name <= after, name)):
+        topic, epoch = topics[name], f"{topics[name].epoch:016x}"
+        mine = held.of(name, epoch)
+        begin = min([topic.first_seq, *(first for first, _ in mine[:1])])
+        for first, last in held.missing(name, epoch, begin, topic.next_seq - 1):
+            if left <= 0:
+                return out
+            stop = min(last, first + left - 1)
+            out.append(Part(name, epoch, first, stop))
+            left -= stop - first + 1
+    return out
+
+
+def tasks(found: Manifest | Listing, parts: list[Part], options: Options, cores: int) -> list[list[Any]]:
+    """The pieces, or spans, of each task: alike by bytes, at least one for each core where there is enough. Raises GapError for lost data."""
+    weighed: list[tuple[Any, int]] = []
+    for part in parts:
+        topic = found.topics[part.topic]
+        mean = topic.pending_bytes(topic.first_seq) // max(topic.next_seq - topic.first_seq, 1) + 1
+        cut = (part.topic, int(part.epoch, 16), part.first, part.last + 1)
+        pieces: Iterable[Any]
+        if isinstance(found, Listing):
+            pieces = plan.live_spans([cut])
+        else:
+            pieces = plan.stream_pieces(found.topics[part.topic], Path(options.path), cut, options)
+        weighed += [(piece, (piece.last_seq - piece.first_seq + 1) * mean + plan.PIECE_BYTES) for piece in pieces]
+    total = sum(size for _, size in weighed)
+    count = max(-(-total // options.partition_bytes), min(cores, -(-total // PARTITION_BYTES_MIN)), 1)
+    return list(plan.evenly(weighed, -(-total // count)))
+
+
+def run_packed(packed: str) -> str:
+    """Run one task; what `Written` says, packed."""
+    task: Task = pickle.loads(base64.b64decode(packed))
+    return base64.b64encode(pickle.dumps(write(task, read(task.options, task.pieces)))).decode()
+
+
+Runner = Callable[[list[Task]], list[Written]]
+
+
+class Ingest:
+    """One table's job. runner: has tasks run, somewhere. schema: "raw", "infer" or the payload's Arrow type.
+
+    Raises TableError, GapError, DamagedError, ServerError, ManifestError.
+    """
+
+    def __init__(
+        self, runner: Runner, options: Options, table: Path, *, cores: int = 1, schema: Any = "raw", limit: int | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._runner, self._options, self._limit, self._checkpoint = runner, options, limit, checkpoint
+        self._root, self._bad_root = table.absolute(), table.absolute().with_name(f"{table.name}_quarantine")
+        self._schema, self._cores, self._after = schema, cores, ""
+        self.query = self._name()
+
+    def _name(self) -> str:
+        """The job's id, which its checkpoint keeps; a lost one costs nothing."""
+        path = None if self._checkpoint is None else self._checkpoint / "ingest.json"
+        if path is not None and path.exists():
+            return str(json.loads(path.read_bytes())["query"])
+        return uuid.uuid4().hex
+
+    def _remember(self, batch: Batch, held: Held) -> None:
+        if self._checkpoint is None:
+            return
+        self._checkpoint.mkdir(parents=True, exist_ok=True)
+        told = {"query": self.query, "batch": batch.batch, "table": str(self._root), "held": held.ranges()}
+        unfinished = self._checkpoint / f"ingest.json.{os.getpid()}.tmp"
+        unfinished.write_text(json.dumps(told))
+        unfinished.replace(self._checkpoint / "ingest.json")
+
+    def payload(self, found: Manifest | Listing) -> Any:
+        """The type of the column payload: the table's, where it has one; None: there is none."""
+        table = DeltaLake(self._root, envelope()).open()
+        if table is not None:
+            import pyarrow
+
+            names = {column.name for column in table.schema().fields}
+            return pyarrow.schema(table.schema()).field("payload").type if "payload" in names else None
+        if isinstance(self._schema, str) and self._schema == "raw":
+            return None
+        return self._inferred(found) if isinstance(self._schema, str) else self._schema
+
+    def _inferred(self, found: Manifest | Listing) -> Any:
+        import pyarrow
+
+        for part in missing(found, Held(), self._options, payloads.INFER_ROWS):
+            pieces = [piece for group in tasks(found, [part], self._options, 1) for piece in group]
+            batches = list(read(self._options, pieces))
+            kind = payloads.infer(pyarrow.Table.from_batches(batches)) if batches else None
+            if kind is not None:
+                return kind
+        raise TableError("no schema could be inferred: the first records are no JSON objects that agree; name one, or keep the payload raw")
+
+    def batch(self) -> Batch | None:
+        """Bring the next batch, None when there is nothing to bring."""
+        for _ in range(CONFLICTS_MAX):
+            try:
+                return self._batch()
+            except ConflictError:
+                continue  # another job was faster: what it brought is held now
+        raise TableError(f"{self._root}: other writers are always faster")
+
+    def _batch(self) -> Batch | None:
+        began = time.monotonic()
+        found = look(self._options)
+        probe = DeltaLake(self._root, envelope())
+        held, number = probe.held()
+        parts = missing(found, held, self._options, self._limit, self._after)
+        if not parts:
+            return None
+        kind = self.payload(found)
+        table, bad = DeltaLake(self._root, envelope(kind)), DeltaLake(self._bad_root, quarantine())
+        quarantined, bad_number = bad.held()
+        packed = None if kind is None else _serialized(kind)
+        epochs = {part.topic: part.epoch for part in parts}
+        made = [
+            Task(
+                self._options,
+                pieces,
+                {piece.topic: epochs[piece.topic] for piece in pieces},
+                str(self._root),
+                str(self._bad_root),
+                packed,
+                quarantined,
+            )
+            for pieces in tasks(found, parts, self._options, self._cores)
+        ]
+        written = self._runner(made)
+        files, bad_files = [one for each in written for one in each.files], [one for each in written for one in each.bad]
+        ranges: list[Range] = [(part.topic, part.epoch, part.first, part.last) for part in parts]
+        try:
+            if bad_files:  # before the table: who is killed in between finds these seqs in the quarantine, and does not put them there again
+                new = [one for part in ranges for one in _rest(quarantined, part)]
+                bad.commit(bad_files, new, bad_number)
+                bad_files = []
+            table.commit(files, ranges, number)
+        except ConflictError:
+            remove(self._root, files)
+            remove(self._bad_root, bad_files)
+            raise
+        self._after = parts[-1].topic
+        for one in ranges:
+            held.add(*one)
+        out = Batch(
+            number, len(epochs), sum(part.last - part.first + 1 for part in parts), sum(one.records for one in written),
+            sum(one.quarantined for one in written), len(files), sum(one.size for one in files), round((time.monotonic() - began) * 1000),
+        )  # fmt: skip
+        self._remember(out, held)
+        return out
+
+
+def _rest(held: Held, part: Range) -> Iterator[Range]:
+    topic, epoch, first, last = part
+    for begin, end in held.missing(topic, epoch, first, last):
+        yield topic, epoch, begin, end
+
+
+def _serialized(kind: Any) -> bytes:
+    import pyarrow
+
+    return bytes(pyarrow.schema([("payload", kind)]).serialize())
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(ingest: Ingest, *, once: bool, interval_s: float = 5.0, stop: Callable[[], bool], tell: Tell) -> dict[str, Any]:
+    """Bring batches until there is nothing more (once), or until it is stopped; the sums."""
+    sums = Batch()
+    while not stop():
+        batch = ingest.batch()
+        if batch is None:
+            if once:
+                break
+            time.sleep(interval_s)
+            continue
+        tell(asdict(batch))
+        for name in ("seqs", "records", "quarantined", "files", "bytes", "ms"):
+            setattr(sums, name, getattr(sums, name) + getattr(batch, name))
+        sums.batch, sums.topics = batch.batch, max(sums.topics, batch.topics)
+    return {"query": ingest.query} | asdict(sums)

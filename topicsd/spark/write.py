@@ -1,0 +1,141 @@
+"""What a task of `topicsd spark ingest` does: read pieces or spans, write parquet files. Nothing here needs Spark.
+A call is per batch, not per record, but for records whose payload does not fit."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topicsd.spark import payloads
+from topicsd.spark.options import Options
+from topicsd.spark.ranges import Held
+from topicsd.spark.tables import File, envelope, folder, quarantine, topic_key
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DAY_US = 86_400_000_000
+ROW_GROUP_ROWS = 128_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """Pieces of an export, or spans of a server, and where their rows go."""
+
+    options: Options
+    pieces: list[Any]
+    epochs: dict[str, str]  # of the topics
+    table: str
+    quarantine: str
+    payload: bytes | None = None  # its type: a serialized Arrow schema of one field
+    quarantined: Held = field(default_factory=Held)  # bad rows of these seqs are in the quarantine already
+
+
+@dataclass
+class Written:
+    """What a task wrote."""
+
+    files: list[File] = field(default_factory=list)
+    bad: list[File] = field(default_factory=list)
+    records: int = 0
+    quarantined: int = 0
+
+
+class _Files:
+    """Rows into one file after another: a new one where the topic or the day changes."""
+
+    def __init__(self, root: Path, schema: pyarrow.Schema, out: list[File]) -> None:
+        self._root, self._schema, self._out = root, schema, out
+        self._key: tuple[str, str] | None = None
+        self._writer: Any = None
+
+    def add(self, topic: str, day: str, rows: pyarrow.Table) -> None:
+        from pyarrow import compute, parquet
+
+        if self._key != (topic, day):
+            self.close()
+            self._key, key = (topic, day), topic_key(topic)
+            self._name = f"{folder(key, day)}/part-{secrets.token_hex(12)}.parquet"
+            path = self._root / self._name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", compression_level=1, coerce_timestamps="us")
+            self._rows, self._first, self._last = 0, 2**63, 0
+        self._writer.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS)
+        bounds = compute.min_max(rows["seq"]).as_py()
+        self._rows, self._first, self._last = self._rows + rows.num_rows, min(self._first, bounds["min"]), max(self._last, bounds["max"])
+
+    def close(self) -> None:
+        if self._writer is None or self._key is None:
+            return
+        self._writer.close()
+        topic, day = self._key
+        size = (self._root / self._name).stat().st_size
+        self._out.append(File(self._name, size, self._rows, topic_key(topic), day, self._first, self._last))
+        self._writer = self._key = None
+
+
+def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
+    """Write all rows of a task's batches, which come by topic, ascending. Raises what reading raises, OSError; files without a commit are litter."""
+    import pyarrow
+
+    payload = None if task.payload is None else pyarrow.ipc.read_schema(pyarrow.BufferReader(task.payload)).field(0).type
+    out = Written()
+    good, bad = _Files(Path(task.table), envelope(payload), out.files), _Files(Path(task.quarantine), quarantine(), out.bad)
+    for batch in batches:
+        for topic, day, rows in runs(pyarrow.Table.from_batches([batch])):
+            epoch = task.epochs[topic]
+            rows = rows.append_column("epoch", pyarrow.repeat(epoch, rows.num_rows))
+            fits, rest = _sort_out(rows, payload)
+            rest = _new(rest, task.quarantined, topic, epoch)
+            if fits.num_rows:
+                good.add(topic, day, fits.select(envelope(payload).names))
+            if rest.num_rows:
+                bad.add(topic, day, rest.select(quarantine().names))
+            out.records, out.quarantined = out.records + fits.num_rows, out.quarantined + rest.num_rows
+    good.close()
+    bad.close()
+    return out
+
+
+def runs(rows: pyarrow.Table) -> Iterator[tuple[str, str, pyarrow.Table]]:
+    """Slices of one topic and one day (UTC); a range without a time counts to 1970-01-01."""
+    import numpy
+    from pyarrow import compute, int64
+
+    if rows.num_rows == 0:
+        return
+    topics = compute.dictionary_encode(rows["topic"]).combine_chunks()
+    codes = topics.indices.to_numpy()
+    days = compute.fill_null(rows["ts"].cast(int64()), 0).to_numpy() // DAY_US
+    cuts = numpy.flatnonzero((codes[1:] != codes[:-1]) | (days[1:] != days[:-1])) + 1
+    names = topics.dictionary.to_pylist()
+    for first, end in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
+        yield names[codes[first]], str(numpy.datetime64(int(days[first]), "D")), rows.slice(first, end - first)
+
+
+def _sort_out(rows: pyarrow.Table, payload: Any) -> tuple[pyarrow.Table, pyarrow.Table]:
+    """Records whose payload fits, with it; and all other rows."""
+    from pyarrow import compute
+
+    is_record = compute.equal(rows["_kind"], "record")
+    records, rest = rows.filter(is_record), rows.filter(compute.invert(is_record))
+    if payload is None or records.num_rows == 0:
+        return records, rest
+    return payloads.parse(records, rest, payload)
+
+
+def _new(rows: pyarrow.Table, held: Held, topic: str, epoch: str) -> pyarrow.Table:
+    import numpy
+    from pyarrow import array
+
+    intervals = held.of(topic, epoch)
+    if not intervals or rows.num_rows == 0:
+        return rows
+    seqs = rows["seq"].to_numpy()
+    known = numpy.zeros(len(seqs), bool)
+    for first, last in intervals:
+        known |= (seqs >= first) & (seqs <= last)
+    return rows.filter(array(~known))
