@@ -257,10 +257,11 @@ def walk(raw) -> list:
 
 
 def hash64(raw) -> int:
-    """Return XXH3-64 of the bytes, seed 0."""
+    """Return XXH3-64 of the bytes, seed 0. Other threads run meanwhile."""
     cdef Py_buffer view
+    cdef uint64_t value
     PyObject_GetBuffer(raw, &view, PyBUF_SIMPLE)
-    try:
-        return xxh3_64(view.buf, view.len)
-    finally:
-        PyBuffer_Release(&view)
+    with nogil:
+        value = xxh3_64(view.buf, view.len)
+    PyBuffer_Release(&view)
+    return value

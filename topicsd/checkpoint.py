@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEPT = 2
+COST_SHARE = 200  # the next checkpoint comes no sooner than so many times what this one held the writer up: under a flood p99 goes before log bytes
+NICE = 5  # of the thread that writes snapshots and removes files
 RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
@@ -84,7 +87,7 @@ class Checkpoints:
         self.removed_log_files = self.removed_segment_files = 0
         self.not_before_ms = 0
         self.held = False  # files would go, but somebody has pinned the directory
-        self._pool = ThreadPoolExecutor(1, "checkpoint") if store.threaded else None
+        self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
         self._gone: dict[int, int] = {}  # by shard: log files below this position are removed
@@ -140,13 +143,13 @@ class Checkpoints:
     def take(self) -> None:
         """Pack the tables as they stand now and have them written."""
         store, number = self.store, self.next_number
+        started_ns = time.monotonic_ns()
         store.sequencer.sync()
         if not store.sequencer.quiet() or any(store.sequencer.is_poisoned(shard) for shard in range(len(store.shards))):
             return
         self.next_number += 1
         self.taken_ms, self.published = store.clock.mono_ms(), store.engine.segments.published
         self._note_retired(number)
-        started_ns = time.monotonic_ns()
         packed = checkpoint.pack(store.sequencer)
         moment = [shard.written_position for shard in store.shards]
         needed = [end if low is None else min(low, end) for low, end in zip(packed.needed, moment, strict=False)]
@@ -161,6 +164,8 @@ class Checkpoints:
         held_us = (time.monotonic_ns() - started_ns) // 1000
         log.info("checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=held_us // 1000)
         store.figures.set("checkpoint_held_us", held_us)
+        if self._pool is not None:
+            self.not_before_ms = max(self.not_before_ms, store.clock.mono_ms() + COST_SHARE * held_us // 1000)
         self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed, store.clock.mono_ms() - self.taken_ms))
 
     def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
@@ -321,6 +326,12 @@ class Checkpoints:
         """Wait for what is under way."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+
+
+def _give_way() -> None:
+    """Let everything else run before this thread."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def files_of(data_dir: Path, file: FileName) -> list[Path]:

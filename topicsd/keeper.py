@@ -29,9 +29,31 @@ from topicsd.upkeep import Ranges, Upkeep
 LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
 ROUND_SHARE = 20
+BEHIND_BYTES_MAX = 1 << 30  # so much may wait to be sealed before the keeper takes CPU time from who serves requests
+IDLE_SHARE_MIN = 0.15  # of all CPUs: below it they are short
+PACE = 9  # then it rests so many times what its work took
+REST_S_MAX = 2.0
 ANSWER_JSON = 8  # enum outcome
+NICE = 5  # whoever serves requests goes first where CPUs are short
 
 log = structlog.get_logger("keeper")
+
+
+class Cpus:
+    """Tell whether the machine has CPU time to spare (/proc/stat)."""
+
+    def __init__(self) -> None:
+        self._busy = self._idle = 0
+
+    def are_short(self) -> bool:
+        """Tell whether they were busy since the last call."""
+        with open("/proc/stat", "rb") as stat:
+            ticks = [int(each) for each in stat.readline().split()[1:9]]
+        idle = ticks[3] + ticks[4]
+        busy = sum(ticks) - idle
+        was_busy, was_idle = self._busy, self._idle
+        self._busy, self._idle = busy, idle
+        return was_busy > 0 and idle - was_idle < IDLE_SHARE_MIN * (busy - was_busy + idle - was_idle)
 
 
 class EndedError(Exception):
@@ -93,6 +115,8 @@ class Keeper:
         policy = Policy(settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
+        self.rounds.pace = self._pace
+        self.cpus = Cpus()
         self.upkeep = Upkeep(
             shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
@@ -106,8 +130,7 @@ class Keeper:
         if not self.shared.ready:
             return
         self._sweep()
-        for slot, topic_id in self.line.call({"op": "segment.wanted"})["topics"]:
-            self.rounds.seal_all(slot, topic_id)
+        self._seal_wanted()
         if time.monotonic() >= self.round_at_s:
             started_s = time.monotonic()
             done = self.rounds.round(time.time_ns() // 1_000_000)
@@ -120,6 +143,18 @@ class Keeper:
         if self.relocation is not None:
             self.relocation.step(time.monotonic_ns() // 1_000_000)
         self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+    def _seal_wanted(self) -> None:
+        for slot, topic_id in self.line.call({"op": "segment.wanted"})["topics"]:
+            self.rounds.seal_all(slot, topic_id)
+
+    def _pace(self, took_s: float, behind: int) -> None:
+        """Rest where CPUs are short, but not while the backlog is too long; seal what somebody asked for meanwhile."""
+        short = self.cpus.are_short()
+        end_s = time.monotonic() + min(PACE * took_s, REST_S_MAX)
+        while short and behind < BEHIND_BYTES_MAX and (left_s := end_s - time.monotonic()) > 0 and not self.line.ended:
+            self.line.pause(min(left_s, LOOK_S))
+            self._seal_wanted()
 
     def _publish(self, rows: list[Row]) -> list[str]:
         answer = self.line.call({"op": "segment.publish", "rows": [[slot, topic_id, body.hex()] for slot, topic_id, body in rows]})
@@ -161,6 +196,7 @@ class Keeper:
 def run_keeper(shared: Shared, settings: Settings, ring: int, figures: Figures | None = None) -> int:
     """Seal until SIGUSR1 of the arbiter; return 0."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    os.nice(NICE)
     shared.set("keeper_pid", os.getpid())
     line = Line(shared, ring)
     keeper = Keeper(shared, settings, line, figures or Figures())

@@ -1,6 +1,9 @@
 """Snapshot files, `meta/snapshot-<number, 20 digits>` (docs/format/snapshot.md): what replay starts from.
 
-    | TPSNAP01 | header bytes | header JSON, spaces up to 8 | section | section | ... | TPSNAPND | BLAKE2b-128 of all before it |
+    | TPSNAP02 | header bytes | header JSON, spaces up to 8 | section | section | ... | TPSNAPND | checksum | 0 |
+
+The checksum is the XXH3-64 of the XXH3-64s of the pieces: the first 16 bytes, the header, each section, the foot's magic. A file of version 1 is
+called TPSNAP01 and ends with the BLAKE2b-128 of all before it: hashing that took longer than everything else of a checkpoint.
 
 A file gets its name only when all of it is on the disk. The newest two are kept: what either needs of log and segments stays.
 """
@@ -16,14 +19,15 @@ from typing import Any, NamedTuple
 
 from topicsd._native.file_ops import NewFile, make_folder
 from topicsd._native.files import FileSystem
+from topicsd._native.frame import hash64
 from topicsd.engine.sections import Row
 
-VERSION = 1
+VERSION = 2
 FOLDER = "meta"
 _HEAD = struct.Struct("<8sQ")
 _FOOT = struct.Struct("<8s16s")
 _ROW = struct.Struct("<QQII")
-_HEAD_MAGIC, _FOOT_MAGIC = b"TPSNAP01", b"TPSNAPND"
+_HEAD_MAGICS, _FOOT_MAGIC = (b"TPSNAP01", b"TPSNAP02"), b"TPSNAPND"
 _DIGITS = 20
 RESERVE_BYTES_MIN = 1 << 16
 _ZEROES = bytes(1 << 20)
@@ -73,17 +77,21 @@ def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tu
     text += b" " * (-len(text) % 8)
     make_folder(files, data_dir / FOLDER)
     file = NewFile(files, path_of(data_dir, header["number"]))
-    digest = hashlib.blake2b(digest_size=16)
+    pieces = (_HEAD.pack(_HEAD_MAGICS[-1], len(text)), text, *(part for _name, part in parts), _FOOT_MAGIC)
     try:
-        for part in (_HEAD.pack(_HEAD_MAGIC, len(text)), text, *(part for _name, part in parts), _FOOT_MAGIC):
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
+        for piece in pieces:
+            file.write(piece)
+        file.write(checksum_of(pieces))
         file.finish()
     except OSError:
         file.abort()
         raise
     return file.size
+
+
+def checksum_of(pieces: Iterable[bytes | memoryview]) -> bytes:
+    """Return what a file of these pieces ends with."""
+    return struct.pack("<QQ", hash64(b"".join(hash64(piece).to_bytes(8, "little") for piece in pieces)), 0)
 
 
 def reserve_path(data_dir: Path) -> Path:
@@ -114,20 +122,29 @@ def read(path: Path) -> Snapshot:
         raise SnapshotError(f"{path}: cut short")
     magic, header_bytes = _HEAD.unpack_from(raw)
     foot_magic, digest = _FOOT.unpack_from(raw, len(raw) - _FOOT.size)
-    if magic != _HEAD_MAGIC or foot_magic != _FOOT_MAGIC:
+    if magic not in _HEAD_MAGICS or foot_magic != _FOOT_MAGIC:
         raise SnapshotError(f"{path}: it does not begin or end as a snapshot does")
-    if hashlib.blake2b(raw[:-16], digest_size=16).digest() != digest:
+    text, first = raw[_HEAD.size : _HEAD.size + header_bytes], magic == _HEAD_MAGICS[0]
+    if first and hashlib.blake2b(raw[:-16], digest_size=16).digest() != digest:
         raise SnapshotError(f"{path}: its checksum differs")
-    header = json.loads(bytes(raw[_HEAD.size : _HEAD.size + header_bytes]))
+    try:
+        header = json.loads(bytes(text))
+        sections = dict(_cut(raw, _HEAD.size + header_bytes, header["sections"]))
+    except (ValueError, KeyError, TypeError) as why:
+        raise SnapshotError(f"{path}: its header is damaged") from why
+    if sum(map(len, sections.values())) != len(raw) - _FOOT.size - _HEAD.size - header_bytes:
+        raise SnapshotError(f"{path}: its sections do not fill it")
+    if not first and checksum_of((raw[: _HEAD.size], text, *sections.values(), foot_magic)) != digest:
+        raise SnapshotError(f"{path}: its checksum differs")
     if header["version"] > VERSION:
         raise NewerSnapshotError(f"{path}: format version {header['version']}, this program knows {VERSION}")
-    at, sections = _HEAD.size + header_bytes, {}
-    for name, size in header["sections"]:
-        sections[name] = raw[at : at + size]
-        at += size
-    if at != len(raw) - _FOOT.size:
-        raise SnapshotError(f"{path}: its sections end at {at}")
     return Snapshot(header, sections)
+
+
+def _cut(raw: memoryview, at: int, table: list[tuple[str, int]]) -> Iterator[tuple[str, memoryview]]:
+    for name, size in table:
+        yield name, raw[at : at + size]
+        at += size
 
 
 def newest(data_dir: Path) -> tuple[Snapshot | None, list[str]]:

@@ -212,15 +212,45 @@ def test_without_any_snapshot_a_whole_log_is_replayed_and_a_truncated_one_is_ref
     assert engine.log_files() == files
 
 
-def test_a_snapshot_of_a_newer_version_is_refused(engine: Library) -> None:
+def test_a_snapshot_of_a_newer_version_is_refused(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(engine, "t", 1)
     engine.checkpoint()
-    snapshot.write(Path(engine.directory), engine.store.files, {"number": 9, "moment": []}, [])
-    path = snapshot.path_of(Path(engine.directory), 9)
-    raw = path.read_bytes().replace(b'"version":1', b'"version":2')[:-16]
-    path.write_bytes(raw + hashlib.blake2b(raw, digest_size=16).digest())
-    with pytest.raises(LogFormatError, match="format version 2"):
+    with monkeypatch.context() as later:
+        later.setattr(snapshot, "VERSION", 3)
+        snapshot.write(Path(engine.directory), engine.store.files, {"number": 9, "moment": []}, [])
+    with pytest.raises(LogFormatError, match="format version 3"):
         engine.kill()
+
+
+def test_a_snapshot_of_version_1_is_read(engine: Library) -> None:
+    fill(engine, "t", 5)
+    engine.seal("t")
+    engine.checkpoint()
+    engine.checkpoint()
+    before = engine.read_all("t")
+    for path in snapshots(engine):
+        raw = path.read_bytes().replace(b"TPSNAP02", b"TPSNAP01", 1).replace(b'"version":2', b'"version":1', 1)[:-16]
+        path.write_bytes(raw + hashlib.blake2b(raw, digest_size=16).digest())
+    engine.kill()
+    assert engine.read_all("t") == before
+    assert not engine.store.degraded
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_each_flipped_bit_of_a_snapshot_is_seen(engine: Library, tmp_path: Path, version: int) -> None:
+    fill(engine, "t", 3)
+    engine.checkpoint()
+    raw = snapshots(engine)[-1].read_bytes()
+    if version == 1:
+        raw = raw.replace(b"TPSNAP02", b"TPSNAP01", 1)[:-16]
+        raw += hashlib.blake2b(raw, digest_size=16).digest()
+    path = tmp_path / "flipped"
+    path.write_bytes(raw)
+    assert snapshot.read(path).sections
+    for place in range(len(raw)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+        with pytest.raises(snapshot.SnapshotError):
+            snapshot.read(path)
 
 
 def test_ephemeral_records_leave_in_a_snapshot_what_they_leave_in_the_log(make: Make) -> None:

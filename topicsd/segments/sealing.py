@@ -55,6 +55,8 @@ class Rounds:
         self.done = Done()
         self.skipped: set[tuple[int, int]] = set()  # their log is damaged: until the next start they are left where they are
         self.alive: Callable[[], bool] = lambda: True
+        # Called between two segments of a round: seconds that the last one took, bytes that are due still. It may wait, or seal what is asked for.
+        self.pace: Callable[[float, int], None] = lambda _took_s, _behind: None
 
     @staticmethod
     def _last_pack(data_dir: str) -> int:
@@ -75,11 +77,13 @@ class Rounds:
         policy, slot, small = self.policy, 0, []
         while self.alive():
             after, due = self.sealer.due(slot, 4096, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            behind = sum(size for _slot, _topic_id, _records, size in due)
             for found, topic_id, _records, size in due:
+                behind -= size
                 if (found, topic_id) in self.skipped:
                     continue
                 if size >= policy.pack_below_bytes:
-                    self.seal(found, topic_id, now_ms)
+                    self.seal(found, topic_id, now_ms, behind)
                 else:
                     small.append((found, topic_id))
             if len(small) >= policy.pack_rows_max or after == slot:
@@ -90,14 +94,16 @@ class Rounds:
             slot = after
         return self.done
 
-    def seal(self, slot: int, topic_id: int, now_ms: int) -> None:
-        """Seal a topic's tail in segments with files of their own, as long as it is due."""
+    def seal(self, slot: int, topic_id: int, now_ms: int, behind: int = 0) -> None:
+        """Seal a topic's tail in segments with files of their own, as long as it is due. behind: bytes due in other topics."""
         policy = self.policy
         while self.alive():
+            started_s = time.monotonic()
             body = self._one(slot, topic_id)
             if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
                 return
             _after, due = self.sealer.due(slot, 1, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            self.pace(time.monotonic() - started_s, behind + sum(size for _slot, _topic_id, _records, size in due))
             if not due:
                 return
 
