@@ -11,7 +11,7 @@
 # One thread, the writer's.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport topic_config, topic_slot
+from topicsd._native.layout cimport index_entry, topic_config, topic_slot
 from topicsd._native.topics cimport Core
 
 cdef struct TopicRow:
@@ -49,6 +49,8 @@ cdef class Packed:
     cdef int topic(self, Core *core, uint32_t slot) noexcept nogil
     cdef int sealed(self, Core *core, const topic_slot *topic) noexcept nogil
     cdef int tail(self, Core *core, const topic_slot *topic, uint64_t row_at) noexcept nogil
+    cdef int gone(self, uint64_t *run_at, uint64_t *first, uint64_t seq, uint32_t *runs) noexcept nogil
+    cdef uint32_t plain(self, const index_entry *entries, uint32_t most) noexcept nogil
     cdef int hole(self, uint64_t *run_at, uint64_t first, uint64_t last, uint32_t reason, uint32_t *runs) noexcept nogil
     cdef int origins(self, Core *core, const topic_slot *topic, uint32_t *count) noexcept nogil
     cdef int windows(self, Core *core, uint32_t slot, uint32_t *count) noexcept nogil

@@ -2,9 +2,10 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE
 from libc.errno cimport ENOMEM
-from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
+from posix.mman cimport madvise
 
 from topicsd._native.atomics cimport load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_new
@@ -25,8 +26,12 @@ from topicsd._native.table cimport config_dead_letter, config_set_dead_letter, t
 from topicsd._native.tags cimport tags_add, tags_new
 from topicsd._native.topics cimport Core, Private, jobs_changed, jobs_of, private_of
 
+cdef extern from "<sys/mman.h>" nogil:
+    int MADV_HUGEPAGE
+
 cdef enum:
     ROOM_FIRST = 1 << 20
+    HUGE_BYTES_MIN = 8 << 20
     PART_BYTES = 4096       # of a record in front of its tag's end, at first
 
 
@@ -71,6 +76,8 @@ cdef class Packed:
         if grown == NULL:
             return -ENOMEM
         self.bytes, self.room = grown, room
+        if room >= HUGE_BYTES_MIN:  # the writer stands still meanwhile, and small pages would be half of it
+            madvise(<void *>((<uintptr_t>grown + 4095) & ~<uintptr_t>4095), room - 4096, MADV_HUGEPAGE)
         return 0
 
     cdef int put(self, const void *from_bytes, uint64_t count) noexcept nogil:
@@ -158,8 +165,8 @@ cdef class Packed:
     cdef int tail(self, Core *core, const topic_slot *topic, uint64_t row_at) noexcept nogil:
         """What is not sealed, as runs. Ephemeral records are left out: at the end of an ephemeral topic as if they had not been, else as holes."""
         cdef uint64_t seq = max(topic.earliest, topic.sealed_through + 1), page_end, run_at = 0, last_kept = seq - 1, gone_count = 0, gone_bytes = 0
-        cdef uint64_t lead = 0
-        cdef uint32_t runs = 0
+        cdef uint64_t lead = 0, gone_from = 0
+        cdef uint32_t runs = 0, count
         cdef bint keeps_end = topic.config.durability != CLASS_EPHEMERAL, any_sealed = topic.earliest <= topic.sealed_through
         cdef const index_entry *entry
         cdef RunRow run
@@ -169,6 +176,8 @@ cdef class Packed:
             entry = index_at(core.regions, topic, seq)
             if entry == NULL:
                 page_end = min(topic.head, seq + INDEX_PAGE_ENTRIES - 1 - (seq - topic.index_base) % INDEX_PAGE_ENTRIES)
+                if self.gone(&run_at, &gone_from, seq, &runs) != 0:
+                    return -ENOMEM
                 if self.hole(&run_at, seq, page_end, max(index_hole_reason(core.regions, topic, seq), <uint32_t>1), &runs) != 0:
                     return -ENOMEM
                 last_kept = page_end
@@ -180,12 +189,14 @@ cdef class Packed:
                     gone_bytes += entry.bytes
                 if runs == 0 and not any_sealed:
                     lead = seq
-                elif self.hole(&run_at, seq, seq, LOSS_MIXED, &runs) != 0:
-                    return -ENOMEM
+                elif gone_from == 0:
+                    gone_from = seq                 # a hole only when something stands behind it
                 if keeps_end:
                     last_kept = seq
                 seq += 1
                 continue
+            if self.gone(&run_at, &gone_from, seq, &runs) != 0:
+                return -ENOMEM
             if entry.flags & INDEX_HOLE:
                 if runs == 0 and not any_sealed:
                     lead = seq
@@ -198,18 +209,40 @@ cdef class Packed:
                     runs += 1
                     if self.put(&run, sizeof(run)) != 0:
                         return -ENOMEM
-                (<RunRow *>(self.bytes + run_at)).last_seq = seq
-                if self.put(entry, sizeof(index_entry)) != 0:
+                page_end = topic.head           # entries up to there stand side by side
+                if topic.index_paged:
+                    page_end = min(page_end, seq + INDEX_PAGE_ENTRIES - 1 - (seq - topic.index_base) % INDEX_PAGE_ENTRIES)
+                count = self.plain(entry, <uint32_t>(page_end - seq + 1))
+                if self.put(entry, count * sizeof(index_entry)) != 0:
                     return -ENOMEM
-                if not entry.flags & INDEX_DELETED:
-                    self.points_at(entry.position)
+                seq += count - 1
+                (<RunRow *>(self.bytes + run_at)).last_seq = seq
             last_kept = seq
             seq += 1
+        if keeps_end and self.gone(&run_at, &gone_from, seq, &runs) != 0:
+            return -ENOMEM
         row = <TopicRow *>(self.bytes + row_at)
         row.runs = runs
-        if gone_count or lead:
+        if gone_count or lead or gone_from:
             self.settle_ephemeral(row, last_kept, lead, gone_count, gone_bytes, keeps_end)
         return 0
+
+    cdef int gone(self, uint64_t *run_at, uint64_t *first, uint64_t seq, uint32_t *runs) noexcept nogil:
+        """Make the ephemeral records in front of `seq` a hole."""
+        if first[0] and self.hole(run_at, first[0], seq - 1, LOSS_MIXED, runs) != 0:
+            return -ENOMEM
+        first[0] = 0
+        return 0
+
+    cdef uint32_t plain(self, const index_entry *entries, uint32_t most) noexcept nogil:
+        """Count the entries in front that point at records of the log, at least one; note where they point."""
+        cdef uint32_t count
+        for count in range(most):
+            if entries[count].flags & INDEX_HOLE or entries[count].position >> POSITION_BITS == SOURCE_EPHEMERAL:
+                return count
+            if not entries[count].flags & INDEX_DELETED:
+                self.points_at(entries[count].position)
+        return most
 
     cdef void settle_ephemeral(self, TopicRow *row, uint64_t last_kept, uint64_t lead, uint64_t count, uint64_t size, bint keeps_end) noexcept nogil:
         """Numbers of a topic without its ephemeral records. `lead`: last seq of those that stand before any other."""

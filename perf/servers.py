@@ -122,7 +122,11 @@ class Topicsd(Server):
         self.name = f"topicsd-{workers}"
         directory = OUT / f"data-{workers}"
         shutil.rmtree(directory, ignore_errors=True)
-        environ = {"TOPICS_WORKERS": str(workers), "TOPICS_LOG_LEVEL": "warning", "TOPICS_MAX_INFLIGHT_PER_KEY": "0"}
+        environ = {
+            "TOPICS_WORKERS": str(workers),
+            "TOPICS_LOG_LEVEL": os.environ.get("TOPICS_LOG_LEVEL", "warning"),
+            "TOPICS_MAX_INFLIGHT_PER_KEY": "0",
+        }
         if front is not None:
             environ["TOPICS_FRONT"] = front
         begun = time.monotonic()

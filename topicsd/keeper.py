@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -47,8 +48,7 @@ class Cpus:
 
     def are_short(self) -> bool:
         """Tell whether they were busy since the last call."""
-        with open("/proc/stat", "rb") as stat:
-            ticks = [int(each) for each in stat.readline().split()[1:9]]
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         idle = ticks[3] + ticks[4]
         busy = sum(ticks) - idle
         was_busy, was_idle = self._busy, self._idle
@@ -71,8 +71,11 @@ class Line:
 
     def pause(self, seconds: float) -> None:
         """Sleep until the time has passed or the end has come."""
-        if not self.ended and signal.sigtimedwait({signal.SIGUSR1}, seconds) is not None:
-            self.ended = True
+        if self.ended:
+            return
+        got = signal.sigtimedwait({signal.SIGUSR1}, seconds)
+        # Interrupted behind its deadline (a stop and a continue), it returns an empty siginfo instead of None.
+        self.ended = got is not None and got.si_signo == signal.SIGUSR1
 
     def call(self, command: dict[str, Any]) -> dict[str, Any]:
         """Run a command of the engine and wait for its answer. Raises EndedError, and RuntimeError for a refusal."""

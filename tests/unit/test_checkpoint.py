@@ -253,6 +253,31 @@ def test_each_flipped_bit_of_a_snapshot_is_seen(engine: Library, tmp_path: Path,
             snapshot.read(path)
 
 
+@pytest.mark.parametrize("sealed", ["nothing", "what was durable"])
+@pytest.mark.parametrize("classes", ["de", "ede", "dede", "dedede", "ed", "ded", "dm", "edm"])
+def test_any_order_of_classes_leaves_in_a_snapshot_what_it_leaves_in_the_log(make: Make, classes: str, sealed: str) -> None:
+    names = {"d": "disk", "e": "ephemeral", "m": "memory"}
+    one, other = make(), make()
+    for engine in (one, other):
+        engine.put("t")
+        engine.put("last")
+        for letter in classes:
+            engine.put("t", durability=names[letter])
+            fill(engine, "t", 3)
+            if sealed != "nothing" and letter == "d":
+                engine.seal("t")
+    one.checkpoint()
+    for engine in (one, other):
+        fill(engine, "last", 2)
+        engine.kill()
+    assert seen(one) == seen(other)
+    assert not one.store.degraded
+    for engine in (one, other):
+        fill(engine, "t", 2)
+        engine.kill()
+    assert seen(one) == seen(other)
+
+
 def test_ephemeral_records_leave_in_a_snapshot_what_they_leave_in_the_log(make: Make) -> None:
     one, other = make(), make()
     for engine in (one, other):

@@ -57,6 +57,21 @@ def test_a_sealed_topic_costs_no_tail_index(library: Library) -> None:
     assert library.state("t")["count"] == 5000
 
 
+def test_between_two_segments_of_a_round_the_keeper_hears_what_still_waits(library: Library, clock: FakeClock) -> None:
+    for name in ("a", "b"):
+        library.put(name)
+        fill(library, name, 30, 10)
+    library.sequencer.sync()
+    rounds, told = library.sealing(events_max=10, bytes_max=0, pack_below_bytes=0), []
+    rounds.pace = lambda took_s, behind: told.append((took_s >= 0, behind))
+    assert rounds.round(clock.wall_ms()).segments == 6
+    waiting = [behind for _took, behind in told]
+    assert len(told) == 6
+    assert all(took for took, _behind in told)
+    assert waiting == sorted(waiting, reverse=True)
+    assert waiting[0] > waiting[2] > waiting[-1] == 0
+
+
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_restart_finds_the_segments_again(library: Library, pack: bool) -> None:
     library.put("t")
