@@ -39,6 +39,7 @@ cdef struct WindowRow:
 cdef class Packed:
     cdef uint8_t *bytes
     cdef uint64_t used, room
+    cdef int64_t now_ms       # the wall clock, or the newest record's ts when that is later
     cdef uint64_t low[8]
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]

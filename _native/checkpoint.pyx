@@ -282,7 +282,7 @@ cdef class Packed:
             if entry.dead or entry.pending:
                 continue
             row.records_xxh3, row.first_seq, row.count, row.key_bytes = entry.records_xxh3, entry.first_seq, entry.count, entry.key_bytes
-            row.arrived_ms = <int64_t>core.wall_ms - (core.mono_ms - entry.arrived_ms)
+            row.arrived_ms = self.now_ms - (core.mono_ms - entry.arrived_ms)
             if self.put(&row, sizeof(row)) != 0 or self.put(entry.key, entry.key_bytes) != 0 or self.align() != 0:
                 return -ENOMEM
             count[0] += 1
@@ -310,6 +310,7 @@ def pack(EngineCore core not None):
     cdef Packed packed = Packed()
     cdef uint64_t slot
     cdef int failed = 0
+    packed.now_ms = <int64_t>max(core.core.wall_ms, core.newest_ts)    # as replay sees it when the clock has stepped back: see settle_windows
     with nogil:
         for slot in range(core.core.regions.control.table_high):
             if core.core.regions.table[slot].topic_id:
@@ -405,6 +406,7 @@ cdef class Loader:
         self.core._count_topic(&row.config, 1)
         self.core.learn_id(row.topic_id, slot)
         topic.last_write_ms, topic.last_read_ms, topic.last_ts = row.last_write_ms, row.last_read_ms, row.last_ts
+        self.core.newest_ts = max(self.core.newest_ts, row.last_ts)
         topic.cap_lost, topic.ttl_lost, topic.hole_lost, topic.hole_reason = row.cap_lost, row.ttl_lost, row.hole_lost, row.hole_reason
         self.rows(&reading, topic, row.rows)
         topic.sealed_through = row.sealed_through

@@ -42,7 +42,7 @@ cdef class Sequencer:
     cdef uint64_t ids_mask, ids_used
     cdef uint64_t bytes_max, keys_max, started_ns
     cdef uint64_t pending_bytes     # of batches not yet published, for the quota
-    cdef uint64_t newest_ts         # replay: of any batch
+    cdef uint64_t newest_ts         # of any batch
     cdef uint64_t orphans           # replay: records of topics that no frame has created
     cdef uint64_t disorders         # replay: frames whose seqs do not follow
     cdef uint64_t route_disorders   # replay: cursor frames of unknown routers, or whose seqs do not follow

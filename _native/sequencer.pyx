@@ -304,6 +304,7 @@ cdef class Sequencer:
             batch.waits = 1
         frame.base_seq = topic.next_seq
         frame.ts = max(self.core.wall_ms, topic.last_ts)
+        self.newest_ts = max(self.newest_ts, frame.ts)
         frame.shard = <unsigned short>number
         frame.topic_id = topic.topic_id
         frame.synced = load_relaxed_64(&(<Shard>self.shard[number]).line.synced)
@@ -682,6 +683,7 @@ cdef class Sequencer:
         step.before = route.cursor
         step.dest_base = topic.next_seq
         step.ts = max(self.core.wall_ms, topic.last_ts)
+        self.newest_ts = max(self.newest_ts, step.ts)
         step.count = count
         step.lost = <uint32_t>found.lost
         step.payload = note_payload(found.note, count, route.flags) if found.note != NULL else 0

@@ -253,6 +253,27 @@ def test_each_flipped_bit_of_a_snapshot_is_seen(engine: Library, tmp_path: Path,
             snapshot.read(path)
 
 
+def test_an_idempotency_key_outlives_a_restart_through_a_snapshot_however_the_clock_has_stepped_back(engine: Library, clock: FakeClock) -> None:
+    engine.put("t", idempotency_window_ms=1000)
+    engine.put("other")
+    fill(engine, "other", 1)
+    engine.append("t", [{"data": 1}], key="k")
+    clock.step(-5000)
+    engine.engine.tick()
+    engine.checkpoint()
+    fill(engine, "other", 1)  # its ts goes on from before the step
+    clock.step(-5000)
+    engine.kill()
+    clock.advance(900)
+    assert engine.append("t", [{"data": 1}], key="k")["deduped"]
+    engine.checkpoint()
+    engine.kill()
+    clock.advance(50)
+    assert engine.append("t", [{"data": 1}], key="k")["deduped"]
+    clock.advance(100)
+    assert not engine.append("t", [{"data": 1}], key="k")["deduped"]
+
+
 @pytest.mark.parametrize("sealed", ["nothing", "what was durable"])
 @pytest.mark.parametrize("classes", ["de", "ede", "dede", "dedede", "ed", "ded", "dm", "edm"])
 def test_any_order_of_classes_leaves_in_a_snapshot_what_it_leaves_in_the_log(make: Make, classes: str, sealed: str) -> None:
