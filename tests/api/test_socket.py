@@ -390,3 +390,17 @@ def test_the_handshake_checks_in_the_order_of_all_routes(run):
         assert house.words.lines[0]["throttled"] == 2
 
     run(test, keys="k")
+
+
+@pytest.mark.parametrize(("given", "told", "code"), [(408, "slow_consumer", 1013), (503, "shutting_down", 1001)])
+def test_a_stream_that_the_feed_gives_up_is_told_why_and_the_socket_closes(run, given, told, code):
+    async def test(house):
+        line = Line(house)
+        line.socket.end(given, "why")
+        [(_, said), (first, payload)] = frames(line.transport.out)
+        assert json.loads(said) == {"op": "error", "code": told, "message": "why"}
+        assert first == 0x80 | CLOSE and int.from_bytes(payload[:2], "big") == code
+        line.socket.tick(line.socket._closing_s + 2.1)
+        await line.task
+
+    run(test)

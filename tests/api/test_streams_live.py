@@ -385,3 +385,29 @@ class Same:
         return bool(self.check(other))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def test_who_shows_no_id_gets_again_what_its_kernel_had_not_taken(tmp_path: Path) -> None:
+    """A §7.4: a client that was cut before its first id, with bytes under way."""
+
+    def delivered() -> float:
+        told = server.ask_metrics()["topics_delivered_records_total"]
+        return float(next(each["value"] for each in told if each["door"] == "sse"))
+
+    with Server(tmp_path, TOPICS_WORKERS=1) as server:
+        server.ready()
+        ask(server, "PUT", "/v0/topics/t", {})
+        url = session(server, {"t": {}})
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the least that the kernel gives: no record of this test fits
+            line.connect(server.address)
+            line.sendall(request("GET", url).replace(b"Host: x\r\n", b"Host: x\r\nAccept: text/event-stream\r\n"))
+            raw = b""
+            while b"event: caught-up" not in raw or not raw.endswith(b"\n\n"):
+                raw += line.recv(1)
+            for seq in (1, 2):
+                server.write("t", "x" * 8000)
+                server.until(lambda seq=seq: delivered() >= seq, 20)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        server.until(lambda: server.ask_metrics()["topics_sse_connections"] == 0, 20)
+        assert first_block(server, url)[1] == [1, 2]

@@ -74,6 +74,12 @@ class Server:
             line.sendall(request(method, path, body, close=True))
             return answer(line)
 
+    def ask_metrics(self) -> Any:
+        """Return the metrics as JSON."""
+        with self.connect() as line:
+            line.sendall(b"GET /v0/metrics HTTP/1.1\r\nHost: x\r\nAccept: application/json\r\nConnection: close\r\n\r\n")
+            return answer(line)[1]
+
     def write(self, topic: str, data: Any, **members: Any) -> tuple[int, Any]:
         return self.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": data}], **members})
 

@@ -408,3 +408,15 @@ def test_who_is_delivered_to_counts_as_a_reader(house: FeedHouse) -> None:
     before = house.engine_house.reader.summary(0, house.clock.wall_ms())["effective_priority"]
     house.append("t", 2)
     assert before == 125 and house.engine_house.reader.summary(0, house.clock.wall_ms())["effective_priority"] == 500, "D §3.1"
+
+
+def test_a_cursor_of_the_topic_before_is_told_even_when_the_new_one_has_grown_past_it(house: FeedHouse) -> None:
+    house.append("t", 1, 2)
+    wid = house.session({"t": 2})
+    house.engine_house.drop("t")
+    house.turn()
+    house.append("t", "a", "b", "c", "d")
+    sink = house.follow(wid)
+    tombstone, record, caught = sink.brief()
+    assert tombstone[:3] == ("tombstone", "t", "recreated"), "a seq alone would skip the first two"
+    assert record == ("record", "t", [1, 2, 3, 4]) and caught == ("caught-up", "t", 4)
