@@ -18,7 +18,7 @@ NATIVE := $(filter-out $(wildcard _native/*.so _native/*.pyi),$(wildcard _native
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test test-fast bench lint crash clean build types format
+.PHONY: help setup run demo pipeline test test-fast bench lint crash clean build types format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ run: setup ## serve on 127.0.0.1:4000, data in ./data
 
 demo: setup ## load the real input, kill processes meanwhile, prove that nothing is lost
 	@exec $(PY) ci/demo.py
+
+pipeline: setup ## topics to a lake, to answers and back on a Spark cluster, with processes killed, ending in an audit
+	@PY=$(PY) ci/ensure-java
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) ci/pipeline.py --out perf/out
 
 test: setup ## all tests and the conformance suite, except those of make crash
 	@PY=$(PY) ci/test all

@@ -14,13 +14,20 @@ from fakes.server import Server
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    sql = pytest.importorskip("pyspark.sql", reason="the extra `spark` is not installed: ci/ensure-java brings it")
+def java() -> None:
+    """PySpark and a Java of which JAVA_HOME tells, where it is not on the PATH."""
+    pytest.importorskip("pyspark.sql", reason="the extra `spark` is not installed: ci/ensure-java brings it")
     if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
         own = Path(sys.prefix) / "java"  # ci/ensure-java makes it
         if not own.is_dir():
             pytest.skip("no Java: ci/ensure-java brings one")
         os.environ["JAVA_HOME"] = str(own)
+
+
+@pytest.fixture(scope="session")
+def spark(java: None) -> Iterator[Any]:
+    from pyspark import sql
+
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     import topicsd.spark
 

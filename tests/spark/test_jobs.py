@@ -23,7 +23,7 @@ def run(*arguments: object, fails: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def test_topics_go_to_a_lake_and_back_with_a_driver_killed_on_the_way(spark: Any, server: Server, tmp_path: Path) -> None:
+def test_topics_go_to_a_lake_and_back_with_a_driver_killed_on_the_way(java: None, server: Server, tmp_path: Path) -> None:
     export, table, checkpoint = tmp_path / "export", tmp_path / "table", tmp_path / "checkpoint"
     for topic, count in (("job.a", 4000), ("job.b", 300)):
         for first in range(0, count, 1000):
