@@ -306,6 +306,9 @@ cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, 
         end = (entry.position & POSITION_MASK) + entry.bytes + sizeof(record_entry) + 16 + 8 + SEGMENT_FRAME_TAIL_BYTES
     if end == 0:
         return True
+    if _place(&segment.data, _map(sealed, file, row.file, PART_DATA), 0):    # a restored directory has it here
+        segment.data_from = 0
+        return True
     if sealed.cold == NULL or begin >= file.bytes:
         return False
     ahead = min(end, file.bytes)

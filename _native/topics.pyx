@@ -220,11 +220,12 @@ cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil:
 # ---- records that leave ---------------------------------------------------------------------------------------------------
 
 
-cdef uint64_t _next_live(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
-    """First live seq at or above `seq`, head + 1 when there is none. Deleted entries and holes are passed."""
+cdef uint64_t _next_live(Core *core, topic_slot *topic, uint64_t seq, bint *holes) noexcept nogil:
+    """First live seq at or above `seq`, head + 1 when there is none. Deleted entries and holes are passed; `holes`: some of the latter."""
     cdef index_entry *entry
     while seq <= topic.head:
         entry = index_at(core.regions, topic, seq)
+        holes[0] |= entry == NULL or entry.flags & INDEX_HOLE != 0
         if entry == NULL:    # a whole page of a hole
             seq += INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
         elif entry.flags & (INDEX_DELETED | INDEX_HOLE):
@@ -236,9 +237,10 @@ cdef uint64_t _next_live(Core *core, topic_slot *topic, uint64_t seq) noexcept n
 
 cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
     """Move `earliest` to the first live seq at or above `seq`. A hole that it passes becomes part of the involuntary floor."""
-    cdef uint64_t before = topic.earliest, target = _next_live(core, topic, seq), last = 0, reason = LOSS_MIXED
+    cdef bint holes = False    # sealed records that the disk has damaged are holes that no counter knows
+    cdef uint64_t before = topic.earliest, target = _next_live(core, topic, seq, &holes), last = 0, reason = LOSS_MIXED
     cdef index_entry *entry
-    if topic.holes or topic.sealed_holes:
+    if holes or topic.holes or topic.sealed_holes:
         while before < target:
             entry = index_at(core.regions, topic, before)
             if entry == NULL:
@@ -273,6 +275,16 @@ cdef void _remove_first(Core *core, topic_slot *topic, index_entry *entry) noexc
     _advance(core, topic, topic.earliest + 1)
 
 
+cdef bint _emptied(Core *core, topic_slot *topic) noexcept nogil:
+    """Is nothing left, whatever the counts say? Records that the disk has damaged were counted and are not found."""
+    if topic.earliest <= topic.head:
+        return False
+    _count_live(core, -<int64_t>topic.count, -<int64_t>topic.bytes)
+    store_relaxed_64(&topic.count, 0)
+    store_relaxed_64(&topic.bytes, 0)
+    return True
+
+
 cdef void _trim(Core *core, uint32_t slot) noexcept nogil:
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef Private *own = core.privates[slot]
@@ -293,6 +305,8 @@ cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil:
     if topic.config.discard == DISCARD_REJECT:    # never evicts, not even when its cap is tightened
         return 0
     while topic.count and ((records and topic.count > records) or (bytes and topic.bytes > bytes)):
+        if _emptied(core, topic):
+            break
         if topic.earliest <= topic.sealed_through and (not records or topic.count > records) and (not bytes or topic.bytes > bytes):
             dropped = _evict_row(core, topic, records, bytes)
             lost += dropped
@@ -341,6 +355,8 @@ cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t record
     if ttl_ms == 0:
         return 0
     while topic.count and lost < records_max:
+        if _emptied(core, topic):
+            break
         entry = index_at(core.regions, topic, topic.earliest)
         if now_ms <= entry.ts or now_ms - entry.ts <= ttl_ms:
             break
@@ -356,7 +372,7 @@ cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t ca
     """Apply a floor frame: everything up to the higher of both is lost."""
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef uint64_t through = max(ttl_lost, cap_lost)
-    while topic.count and topic.earliest <= through:
+    while topic.count and topic.earliest <= through and not _emptied(core, topic):
         _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))
     if ttl_lost > topic.ttl_lost:
         store_release_64(&topic.ttl_lost, ttl_lost)
@@ -368,16 +384,17 @@ cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t ca
 cdef void _live_between(Core *core, topic_slot *topic, uint64_t seq, uint64_t before_seq, uint64_t *count, uint64_t *bytes) noexcept nogil:
     """Count the live records of [seq, before_seq): whole segments by their totals, the rest one by one."""
     cdef index_entry *entry
+    cdef bint holes = False
     count[0] = bytes[0] = 0
     if seq <= topic.sealed_through:
         sealed_live(core, topic, seq, min(before_seq, topic.sealed_through + 1), count, bytes)
         seq = topic.sealed_through + 1
-    seq = _next_live(core, topic, seq)
+    seq = _next_live(core, topic, seq, &holes)
     while seq < before_seq:
         entry = index_at(core.regions, topic, seq)
         count[0] += 1
         bytes[0] += entry.bytes
-        seq = _next_live(core, topic, seq + 1)
+        seq = _next_live(core, topic, seq + 1, &holes)
 
 
 cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil:

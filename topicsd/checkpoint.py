@@ -340,4 +340,5 @@ def files_of(data_dir: Path, file: FileName) -> list[Path]:
     if kind == PACK:
         return [data_dir / PACKS / f"{name:020d}.pack"]
     named = Name(data_dir / topic_folder(topic_id), topic_id, name, edition)
-    return [named.path(part) for part in (("index", "tags", "flags") if kind == COLD else ("data", "index", "tags", "flags"))]
+    # The data part of a cold segment is here only where a restore has put it.
+    return [named.path(part) for part in (("index", "tags", "flags", "data") if kind == COLD else ("data", "index", "tags", "flags"))]

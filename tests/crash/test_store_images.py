@@ -106,7 +106,7 @@ def live_through(root: Path, seed: int, rounds: int) -> Story:
                 for name, promise in story.lives.items()
                 if promise.durability == "fsync"
             }
-            number = Backup(root, FolderShelf(root / "shelf", files), clock.wall_ms).run().number
+            number = Backup(root, FolderShelf(root / "shelf", files), clock.wall_ms, FolderCold(root / "cold")).run().number
             story.copies.append(Copy(len(files.calls), number, acked))
             story.count("backups")
         else:
@@ -152,7 +152,6 @@ def check_backups(image: Path, story: Story, call: int, scratch: Path) -> int:
     if there:
         target = scratch / "restored"
         Restore(shelf, target, number=there[-1]).run()
-        shutil.copytree(image / "cold", target / "cold", dirs_exist_ok=True)
         again = opened(target, FakeClock(story.clock.wall_ms(), 5), b"y" * 16)
         assert again.store.degraded == []
         copy = next((copy for copy in story.copies if copy.number == there[-1]), None)

@@ -76,7 +76,7 @@ class QueueModel:
         skipped = []
         for place, seq in enumerate(seqs):
             job = self.held(node, seq, None if ids is None else ids[place])
-            if job is None or job.lease is None:
+            if job is None or job.lease is None or (verb == "extend" and seq in seqs[:place]):  # one that is named twice is settled once
                 skipped.append(seq)
             elif verb == "ack":
                 del self.jobs[seq]

@@ -19,6 +19,9 @@ from topicsd import errors
 from topicsd._native import upkeep
 from topicsd._native.reader import IoError
 from topicsd.api.cold import ColdTier
+from topicsd.backup.make import Backup
+from topicsd.backup.restore import Restore
+from topicsd.backup.shelf import BackupError, FolderShelf
 from topicsd.figures import Figures
 from topicsd.lake.export import Exporter
 from topicsd.lake.sources import DirectorySource
@@ -387,3 +390,27 @@ def test_a_keeper_whose_store_hangs_goes_on_with_other_work(library: Library, co
         relocation.step(101)
         time.sleep(0.01)
     assert library.store.figures.get("cold_moved") == 1
+
+
+def test_a_backup_has_what_is_cold_and_a_restored_directory_needs_no_cold_tier(library: Library, cold: FolderCold, tmp_path: Path) -> None:
+    library.put("t", durability="fsync")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    before = seen(library)
+    move(library, cold)
+    library.checkpoint()
+    library.checkpoint()
+    shelf, root = FolderShelf(tmp_path / "shelf"), Path(library.directory)
+    with pytest.raises(BackupError, match="cold tier"):
+        Backup(root, shelf).run()
+    assert Backup(root, shelf, cold=cold).run().notes == 0
+    assert Backup(root, shelf).run().new_objects == 0, "what is there already need not be read again"
+    Restore(shelf, tmp_path / "new").run()
+    assert fsck(tmp_path / "new").problems == []
+    again = Library(str(tmp_path / "new"), FakeClock(), file_bytes=1 << 18, boot=b"r" * 16)
+    assert seen(again) == before
+    again.drop("t")
+    for _ in range(3):
+        again.checkpoint()
+    assert not list((tmp_path / "new" / "topics").rglob("*.data"))
+    again.close()

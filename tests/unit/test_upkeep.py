@@ -246,6 +246,27 @@ def test_an_index_or_tags_that_are_damaged_are_made_again_while_the_server_runs(
     assert library.delete("t", match=["tag", "Eq", "dead"])["deleted"] > 290
 
 
+@pytest.mark.parametrize("cap", [{"cap_records": 7}, {"cap_bytes": 5000}, {"ttl_ms": 1000}])
+def test_a_topic_whose_indexes_are_gone_is_emptied_by_its_caps(library: Library, cap: dict[str, int]) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t")
+    path = next(Path(library.directory).rglob("*.idx"))
+    path.unlink()
+    path.write_bytes(b"")
+    library.kill()
+    assert library.diff("t")["tombstone"]["reason"] == "corrupt"
+    library.clock.advance(5000)
+    library.put("t", **cap)
+    library.engine.tick()
+    assert library.state("t")["count"] <= 200
+    library.append("t", [{"data": 1}])
+    assert [record["$seq"] for record in library.read_all("t")[0]] == [201]
+    assert library.read_all("t")[1][0]["gap_to"] == 200
+    library.kill()
+    assert [record["$seq"] for record in library.read_all("t")[0]] == [201]
+
+
 def test_damaged_data_is_not_made_anew(library: Library) -> None:
     library.put("t")
     fill(library, "t", 300)

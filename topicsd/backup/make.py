@@ -20,6 +20,7 @@ from topicsd.backup.manifest import Entry, Manifest, Moment
 from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, object_name
 from topicsd.pins import pin
 from topicsd.segments import names
+from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name
 
 SNAPSHOTS = 2
 TRIES = 3  # a file may get its final bytes between two looks, when nobody speaks of it yet
@@ -40,8 +41,10 @@ class Report:
 class Backup:
     """One run. Raises BackupError, OSError."""
 
-    def __init__(self, data_dir: Path, shelf: Shelf, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        self.data_dir, self.shelf, self.wall_ms = data_dir, shelf, wall_ms
+    def __init__(
+        self, data_dir: Path, shelf: Shelf, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000, cold: Cold | None = None
+    ) -> None:
+        self.data_dir, self.shelf, self.wall_ms, self.cold = data_dir, shelf, wall_ms, cold
         self.report = Report()
         self.entries: list[Entry] = []
         self.notes: list[str] = []
@@ -60,6 +63,8 @@ class Backup:
                 for path in names.files_below(self.data_dir):
                     if path.suffix != ".tmp":
                         self._file(path)
+                        if path.suffix == names.FLAGS_SUFFIX:
+                            self._cold_data(path)
             moments = [Moment(each.number, each.wall_ms, each.moment) for each in snapshots]
             made = Manifest(0, self.wall_ms(), ends, moments, self.entries, self.notes)
             manifest.write(self.shelf, made)
@@ -134,6 +139,30 @@ class Backup:
             self._note(entry)
             return
         raise BackupError(f"{path} changes while it is copied")
+
+    def _cold_data(self, flags: Path) -> None:
+        """Copy the data part of a cold segment: restored, it stands in the directory itself."""
+        named = names.parse(flags)
+        if named is None or named[0].path("data").exists():
+            return
+        data = str(named[0].path("data").relative_to(self.data_dir))
+        stamp = _stamp(flags)  # as old as the object
+        entry = self._known.get(data)
+        if entry is not None and entry.stamp == stamp and self._has(entry):
+            self._note(entry)
+            return
+        if self.cold is None:
+            raise BackupError(f"{data} is in the cold tier: set TOPICS_COLD_DIR as the server has it")
+        try:
+            raw = self.cold.read(cold_name(named[0]), 0, self.cold.size(cold_name(named[0])))
+        except ColdMissingError as wrong:
+            self.notes.append(str(wrong))  # nobody's: a move that was not published, or one whose row has gone
+            return
+        except ColdError as wrong:
+            raise BackupError(str(wrong)) from None
+        entry = Entry(data, len(raw), digest_of(raw), len(raw), stamp)
+        self._put(entry, raw)
+        self._note(entry)
 
     def _note(self, entry: Entry) -> None:
         self.entries.append(entry)

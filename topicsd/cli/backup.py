@@ -18,14 +18,16 @@ EXIT_PROBLEMS, EXIT_FAILED = 1, 2
 @click.command()
 @click.argument("target")
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
+@click.option("--cold", envvar="TOPICS_COLD_DIR", help="the server's cold tier [TOPICS_COLD_DIR]")
 @click.option("--verify", is_flag=True, help="read every object of the newest backup in TARGET instead, and compare it with its name")
-def backup(target: str, data_dir: Path, verify: bool) -> None:
+def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
     """Copy a data directory, in use or not, to TARGET: a folder, or s3://bucket/prefix. What is there already is not copied again."""
     from topicsd._native.segment import SegmentError
     from topicsd.backup import manifest
     from topicsd.backup.make import Backup
     from topicsd.backup.make import verify as verified
     from topicsd.backup.shelf import BackupError, open_shelf
+    from topicsd.segments.cold import ColdError, open_cold
 
     try:
         shelf = open_shelf(target)
@@ -39,8 +41,8 @@ def backup(target: str, data_dir: Path, verify: bool) -> None:
                 click.echo(f"damage: {line}")
             click.echo(f"backup {made.number}: {len(made.files)} files, {len(wrong)} problems")
             sys.exit(EXIT_PROBLEMS if wrong else 0)
-        report = Backup(data_dir, shelf).run()
-    except (BackupError, SegmentError, OSError) as failed:
+        report = Backup(data_dir, shelf, cold=open_cold(cold) if cold else None).run()
+    except (BackupError, ColdError, SegmentError, OSError) as failed:
         click.echo(f"topicsd: {failed}", err=True)
         sys.exit(EXIT_FAILED)
     click.echo(f"backup {report.number}: {report.files} files, {report.bytes} bytes, {report.new_objects} new objects of {report.new_bytes} bytes")
