@@ -10,12 +10,13 @@ from posix.mman cimport madvise
 from topicsd._native.atomics cimport load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_new
 from topicsd._native.engine_core cimport EngineCore
+from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport entry_tag
 from topicsd._native.index cimport index_append, index_at, index_hole, index_hole_reason
 from topicsd._native.jobs cimport jobs_added
 from topicsd._native.layout cimport (
-    CLASS_EPHEMERAL, INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOG_FILES_MAX, LOSS_CORRUPT, LOSS_MIXED, NO_SLOT, POSITION_BITS,
-    POSITION_MASK, SHARDS_MAX, SOURCE_EPHEMERAL, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, topic_slot,
+    CLASS_EPHEMERAL, INDEX_COPY, INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOG_FILES_MAX, LOSS_CORRUPT, LOSS_MIXED, NO_SLOT,
+    POSITION_BITS, POSITION_MASK, SHARDS_MAX, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, topic_slot,
 )
 from topicsd._native.maps cimport guarded_copy, map_at
 from topicsd._native.regions cimport Shared
@@ -183,7 +184,7 @@ cdef class Packed:
                 last_kept = page_end
                 seq = page_end + 1
                 continue
-            if entry.position >> POSITION_BITS == SOURCE_EPHEMERAL and not entry.flags & INDEX_HOLE:
+            if ends_with_server(entry):
                 if not entry.flags & INDEX_DELETED:
                     gone_count += 1
                     gone_bytes += entry.bytes
@@ -191,8 +192,9 @@ cdef class Packed:
                     lead = seq
                 elif gone_from == 0:
                     gone_from = seq                 # a hole only when something stands behind it
-                if keeps_end:
+                if keeps_end or entry.flags & INDEX_COPY:    # a copy's seq has no ceiling: it must not come again
                     last_kept = seq
+                self.points_at(entry.position)
                 seq += 1
                 continue
             if self.gone(&run_at, &gone_from, seq, &runs) != 0:
@@ -219,11 +221,11 @@ cdef class Packed:
                 (<RunRow *>(self.bytes + run_at)).last_seq = seq
             last_kept = seq
             seq += 1
-        if keeps_end and self.gone(&run_at, &gone_from, seq, &runs) != 0:
+        if gone_from and last_kept >= gone_from and self.gone(&run_at, &gone_from, last_kept + 1, &runs) != 0:
             return -ENOMEM
         row = <TopicRow *>(self.bytes + row_at)
         row.runs = runs
-        if gone_count or lead or gone_from:
+        if gone_count or lead or last_kept < topic.head:
             self.settle_ephemeral(row, last_kept, lead, gone_count, gone_bytes, keeps_end)
         return 0
 
@@ -238,7 +240,7 @@ cdef class Packed:
         """Count the entries in front that point at records of the log, at least one; note where they point."""
         cdef uint32_t count
         for count in range(most):
-            if entries[count].flags & INDEX_HOLE or entries[count].position >> POSITION_BITS == SOURCE_EPHEMERAL:
+            if entries[count].flags & INDEX_HOLE or ends_with_server(&entries[count]):
                 return count
             if not entries[count].flags & INDEX_DELETED:
                 self.points_at(entries[count].position)
@@ -248,7 +250,8 @@ cdef class Packed:
         """Numbers of a topic without its ephemeral records. `lead`: last seq of those that stand before any other."""
         row.count -= count
         row.bytes -= size
-        if lead and (keeps_end or last_kept > lead):
+        lead = min(lead, last_kept)
+        if lead >= row.earliest:
             row.hole_lost, row.hole_reason = max(row.hole_lost, lead), LOSS_MIXED
             row.earliest = max(row.earliest, lead + 1)
         if not keeps_end:

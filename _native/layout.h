@@ -300,7 +300,7 @@ _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
 struct index_entry {
     uint64_t position; /* source << 56 | byte position of the record entry */
     uint32_t bytes;    /* data + meta + tag + node as stored: what `bytes` counts */
-    uint32_t flags;    /* INDEX_* ; bits 8-15: loss reason of a hole; bits 16-19 of a copy: its hops */
+    uint32_t flags;    /* INDEX_*, 0x80 is fleeting.pxd's; bits 8-15: loss reason of a hole; bits 16-19 of a copy: its hops */
     uint64_t ts;
 };
 _Static_assert(sizeof(struct index_entry) == 24, "index entry");

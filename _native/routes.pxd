@@ -164,6 +164,12 @@ cdef int route_change(Forwarder *forwarder, Route *route, uint32_t flags, uint32
 cdef void route_remove(Forwarder *forwarder, Route *route) noexcept nogil
 # Say where copy `seq` comes from; the text is kept once for all runs in a row that share it. 0, -ENOMEM.
 cdef int route_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil
+# The text reference (Came.text) of the run of `seq` in a topic's origins, 0 when there is none.
+cdef uint64_t origin_text(Core *core, uint32_t slot, uint64_t seq) noexcept nogil
+cdef Note *note_new(uint32_t room, const uint8_t *blob, uint64_t blob_bytes) noexcept nogil  # of seqs in a row, with a copy of the blob; or NULL
+cdef int note_came(Note *note, uint32_t number, uint64_t text, uint64_t source) noexcept nogil       # where that record comes from; 0, -ENOMEM
+# Put a note at the end of a source's list, drop the oldest above the bound, queue the source.
+cdef void add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *note) noexcept nogil
 cdef void pass_done(Forwarder *forwarder, Outlets *outlets) noexcept nogil           # let go of notes that every route has passed
 cdef void notes_delete(Outlets *outlets, uint32_t kind, const uint8_t *tag, uint32_t tag_bytes, uint64_t before_seq) noexcept nogil
 

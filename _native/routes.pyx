@@ -7,6 +7,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from topicsd._native.atomics cimport store_relaxed_64, store_release_32
 from topicsd._native.copies cimport ORIGIN_BYTES_MAX, Origin, origin_find, put_origin_meta
+from topicsd._native.fleeting cimport INDEX_FLEETING
 from topicsd._native.frame cimport (
     align8, append_first, entry_bytes, entry_data, entry_meta, entry_next, entry_node, entry_tag,
 )
@@ -58,6 +59,14 @@ cdef void note_drop(Note *note) noexcept nogil:
         free(note.came)
         free(note.blob)
         free(note)
+
+
+cdef Note *note_new(uint32_t room, const uint8_t *blob, uint64_t blob_bytes) noexcept nogil:
+    cdef Note *note = _note_new(room, False)
+    if note != NULL and blob_bytes and _blob_put(note, blob, blob_bytes) != 0:
+        note_drop(note)
+        return NULL
+    return note
 
 
 cdef inline uint64_t _note_bytes(const Note *note) noexcept nogil:
@@ -130,7 +139,7 @@ cdef int _note_again(Note *note, uint64_t seq, const Note *other, uint32_t numbe
     return 0
 
 
-cdef int _set_came(Note *note, uint32_t number, uint64_t text, uint64_t source) noexcept nogil:
+cdef int note_came(Note *note, uint32_t number, uint64_t text, uint64_t source) noexcept nogil:
     if note.came == NULL:
         note.came = <Came *>calloc(note.room, sizeof(Came))
         if note.came == NULL:
@@ -140,8 +149,7 @@ cdef int _set_came(Note *note, uint32_t number, uint64_t text, uint64_t source) 
     return 0
 
 
-cdef void _add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *note) noexcept nogil:
-    """Put a note at the end of a source's list, drop the oldest above the bound, queue the source."""
+cdef void add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *note) noexcept nogil:
     cdef Note *oldest
     if outlets.newest == NULL:
         outlets.oldest = note
@@ -183,7 +191,7 @@ cdef void _note_batch(Core *core, uint32_t slot, const frame_header *frame) noex
                 break
             record = entry_next(record)
     if note != NULL:
-        _add_note(forwarder, slot, outlets, note)
+        add_note(forwarder, slot, outlets, note)
     else:
         _heat(forwarder, slot, outlets)
 
@@ -504,7 +512,9 @@ cdef bint _whole_note(const Route *route, const Note *note, uint64_t seq, uint64
 
 
 cdef bint _is_whole(const Route *route, const index_entry *entry) noexcept nogil:
-    return route.flags & ROUTE_WRITES != 0 or route.full or entry.position >> POSITION_BITS >= SOURCE_SEGMENT
+    # A copy of what ends with the server: replay will not find it in the source.
+    return (route.flags & ROUTE_WRITES != 0 or route.full or entry.position >> POSITION_BITS >= SOURCE_SEGMENT
+            or entry.flags & INDEX_FLEETING != 0)
 
 
 cdef const index_entry *_sealed(Forwarder *forwarder, const topic_slot *topic, uint64_t seq, index_entry *out) noexcept nogil:
@@ -618,7 +628,7 @@ cdef int _gather_one(Forwarder *forwarder, Route *route, Note *made, uint64_t se
         part = &note.parts[number]
         if not _takes(route, entry.flags, note.blob + part.tag_at if note.blob != NULL else NULL, part.tag_bytes):
             return 0
-        if note.came != NULL and note.came[number].text and _set_came(made, made.count, note.came[number].text, note.came[number].source) != 0:
+        if note.came != NULL and note.came[number].text and note_came(made, made.count, note.came[number].text, note.came[number].source) != 0:
             return -1
         return _note_again(made, seq, note, number)
     record = _read(forwarder, entry, made.whole)
@@ -628,7 +638,7 @@ cdef int _gather_one(Forwarder *forwarder, Route *route, Note *made, uint64_t se
         return 0
     if entry.flags & INDEX_ORIGIN:
         origin_find(forwarder.core.regions, forwarder.core.regions.table[route.source].origins, seq, &origin)
-        if origin.text_bytes and _set_came(made, made.count, _text_of(forwarder, route.source, seq), origin.source) != 0:
+        if origin.text_bytes and note_came(made, made.count, origin_text(forwarder.core, route.source, seq), origin.source) != 0:
             return -1
     return _note_put(made, seq, entry, record)
 
@@ -683,9 +693,8 @@ cdef inline origins_head *_origins(Core *core, topic_slot *topic) noexcept nogil
     return <origins_head *>(core.regions.index + topic.origins) if topic.origins else NULL
 
 
-cdef uint64_t _text_of(Forwarder *forwarder, uint32_t slot, uint64_t seq) noexcept nogil:
-    """The text reference of the run of `seq` in a topic's origins, 0 when there is none."""
-    cdef origins_head *head = _origins(forwarder.core, &forwarder.core.regions.table[slot])
+cdef uint64_t origin_text(Core *core, uint32_t slot, uint64_t seq) noexcept nogil:
+    cdef origins_head *head = _origins(core, &core.regions.table[slot])
     cdef origin_run *runs
     cdef uint32_t low = 0, high, middle
     if head == NULL:
@@ -816,14 +825,14 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
     cdef Private *own = private_of(core, route.dest)
     cdef index_entry *out
     cdef uint64_t bytes = 0
-    cdef uint32_t number
+    cdef uint32_t number, fleeting = INDEX_FLEETING if topic.config.durability == CLASS_EPHEMERAL else 0
     if own == NULL or entries_room(core, count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, route.dest) == NULL):
         return -1
     for number in range(count):
         out = &core.entries[number]
         out.position = note.entries[number].position
         out.bytes = _shown_bytes(note, number, route.flags)
-        out.flags = _marks(route, note.entries[number].flags)
+        out.flags = _marks(route, note.entries[number].flags) | fleeting
         out.ts = ts
         bytes += out.bytes
         if out.flags & INDEX_ORIGIN and _copy_origin(core, topic, route, note, number, base + number) != 0:
@@ -874,8 +883,8 @@ cdef void _note_copies(Forwarder *forwarder, uint32_t slot, Outlets *outlets, co
                 if _blob_put(note, theirs.blob + theirs.parts[number].tag_at, theirs.parts[number].tag_bytes) != 0:
                     break
             if core.entries[number].flags & INDEX_ORIGIN:
-                text = _text_of(forwarder, slot, base + number)
-                if _set_came(note, number, text, _source_of(forwarder, slot, base + number)) != 0:
+                text = origin_text(core, slot, base + number)
+                if note_came(note, number, text, _source_of(forwarder, slot, base + number)) != 0:
                     break
             note.payload += core.entries[number].bytes
             note.count += 1
@@ -883,7 +892,7 @@ cdef void _note_copies(Forwarder *forwarder, uint32_t slot, Outlets *outlets, co
             note_drop(note)
             note = NULL
     if note != NULL:
-        _add_note(forwarder, slot, outlets, note)
+        add_note(forwarder, slot, outlets, note)
     else:
         _heat(forwarder, slot, outlets)
 

@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset, strlen
 
 from topicsd._native.atomics cimport load_acquire_64, load_relaxed_64
 from topicsd._native.files cimport FileSystem
+from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport (
     FRAME_VALID, align8, entry_bytes, entry_data, entry_meta, entry_node, entry_tag, frame_check,
 )
@@ -297,7 +298,7 @@ cdef class Sealer:
         if self.next_seq > self.frame_last and (self.records >= self.events_max or self.payload >= self.bytes_max):
             return STOP_HERE
         if not entry.flags & INDEX_DELETED:
-            if shard >= SHARDS_MAX or entry.flags & INDEX_ORIGIN:
+            if shard >= SHARDS_MAX or ends_with_server(entry) or entry.flags & INDEX_ORIGIN:
                 return STOP_HERE    # ephemeral, or a copy whose meta stands nowhere as it is shown
             record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
             if record == NULL:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from topicsd import snapshot
-from topicsd._native import checkpoint, file_ops, log_walk, seal_core
+from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core
 from topicsd._native.log_walk import LogFormatError
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
@@ -36,6 +36,7 @@ MIB = 1 << 20
 KEPT = 2
 COST_SHARE = 200  # the next checkpoint comes no sooner than so many times what this one held the writer up: under a flood p99 goes before log bytes
 NICE = 5  # of the thread that writes snapshots and removes files
+NOTES = "notes"  # the section of what held-up routers have still to copy
 RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
@@ -161,6 +162,7 @@ class Checkpoints:
         }  # fmt: skip
         sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
         sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
+        sections.append((NOTES, memoryview(note_rows.pack_notes(store.sequencer))))
         held_us = (time.monotonic_ns() - started_ns) // 1000
         log.info("checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=held_us // 1000)
         store.figures.set("checkpoint_held_us", held_us)
@@ -321,6 +323,7 @@ class Checkpoints:
         for section in (engine.routers, *engine.sections):
             for row in snapshot.rows_of(found.sections.get(section.name, memoryview(b""))):
                 section.load(row)
+        note_rows.load_notes(store.sequencer, found.sections.get(NOTES, b""), ranges)
 
     def close(self) -> None:
         """Wait for what is under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
+from fakes.in_process import numbers as values
 from topicsd import snapshot
 from topicsd._native.log_walk import LogFormatError
 from topicsd.segments.fsck import fsck
@@ -366,6 +368,144 @@ def test_routers_go_on_from_a_snapshot(make: Make, guarantee: str) -> None:
     if guarantee == "exactly_once":
         origins = [json.dumps(record["meta"]) for record in engine.read_all("b", include_meta=True)[0] if "meta" in record]
         assert len(set(origins)) == len(origins)
+
+
+def held_up(engine: Library, records: int, cap: int = 10) -> None:
+    """A source that has evicted most of what a full destination has kept its router from copying."""
+    engine.put("from", cap_records=50)
+    engine.put("to", cap_records=cap, discard="reject")
+    engine.route("from", "to")
+    for n in range(0, records, 20):
+        engine.append("from", [{"data": i, "tag": f"t{i % 3}", "node": "n", "meta": {"i": str(i)}} for i in range(n, n + 20)])
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_router_that_is_held_up_skips_nothing_over_a_start_from_a_snapshot(make: Make, sealed: bool) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    held_up(engine, 400)
+    engine.delete("from", match=["tag", "Eq", "t2"])
+    for _ in range(3):
+        if sealed:
+            engine.seal("from")
+            engine.seal("to")
+        engine.checkpoint()
+    engine.kill()
+    engine.checkpoint()  # what a snapshot has brought stands in the next one
+    engine.kill()
+    assert (engine.router("from->to")["blocked"], engine.state("to")["count"]) == (True, 10)
+    engine.put("to")
+    records, tombstones = engine.read_all("to", limit=1000, include_meta=True)
+    assert [record["data"] for record in records] == [i for i in range(400) if i < 10 or i % 3 != 2]
+    assert all((each["tag"], each["node"], each["meta"]["i"]) == (f"t{each['data'] % 3}", "n", str(each["data"])) for each in records)
+    assert tombstones == [] and engine.router("from->to")["lost"] == 0
+    assert engine.delete("to", match=["tag", "Eq", "t1"])["deleted"] == sum(record["tag"] == "t1" for record in records)
+    engine.kill()
+    assert [each["data"] for each in engine.read_all("to", limit=1000)[0]] == [each["data"] for each in records if each["tag"] != "t1"]
+
+
+def test_copies_made_between_a_snapshot_and_a_kill_come_back_though_the_source_has_evicted_their_records(make: Make) -> None:
+    engine = make()
+    held_up(engine, 400)
+    engine.checkpoint()
+    engine.put("to", cap_records=300, discard="reject")
+    before = engine.read_all("to", limit=1000)
+    assert len(before[0]) == 300
+    engine.kill()
+    assert engine.read_all("to", limit=1000) == before
+    engine.put("to")
+    assert [each["data"] for each in engine.read_all("to", limit=1000)[0]] == list(range(400))
+
+
+def test_what_a_router_has_still_to_copy_keeps_its_origin_over_a_start_from_a_snapshot(make: Make) -> None:
+    engine = make()
+    engine.put("b", cap_records=3)
+    engine.put("c", cap_records=2, discard="reject")
+    engine.route("a", "b", guarantee="exactly_once")
+    engine.route("b", "c")
+    engine.append("a", values(*range(40)))
+    epoch = engine.state("a")["epoch"]
+    engine.checkpoint()
+    engine.kill()
+    engine.put("c")
+    origins = [record["meta"]["_topics_router"] for record in engine.read_all("c", include_meta=True)[0]]
+    assert origins == [f"router:a->b:{epoch}:{epoch}:{n}" for n in range(1, 41)]
+
+
+def test_what_a_router_between_shards_has_still_to_copy_comes_back_from_a_snapshot(make: Make) -> None:
+    engine = make(shards=2)
+    engine.put("from", cap_records=5)
+    others = [name for name in (f"to{n}" for n in range(8)) if engine.put(name, cap_records=2, discard="reject")]
+    shard = engine.sequencer.topic(engine.sequencer.find(b"from"))["shard"]
+    other = next(name for name in others if engine.sequencer.topic(engine.sequencer.find(name.encode()))["shard"] != shard)
+    engine.route("from", other)
+    engine.append("from", values(*range(60)))
+    engine.checkpoint()
+    engine.kill()
+    engine.put(other)
+    assert [each["data"] for each in engine.read_all(other)[0]] == list(range(60))
+
+
+def test_damage_in_what_a_router_has_still_to_copy_is_told_and_the_rest_is_copied(make: Make) -> None:
+    engine = make()
+    held_up(engine, 100)
+    engine.checkpoint()
+    engine.kill()
+    path = next((Path(os.fsdecode(engine.directory)) / "log").glob("*/*.log"))
+    raw = bytearray(path.read_bytes())
+    at = raw.find(b'"37"')
+    raw[at + 1] ^= 1
+    path.write_bytes(raw)
+    engine.kill()
+    engine.put("to")
+    records, tombstones = engine.read_all("to", limit=1000)
+    kept = [each["data"] for each in records]
+    assert kept == [n for n in range(100) if not 20 <= n < 40] and engine.router("from->to")["lost"] == 20
+    assert [each["missed_estimate"] for each in tombstones if each["reason"] == "source_trim"] == [20]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("behind", ["", "fsync", "ephemeral", "disk,ephemeral"])
+def test_copies_in_an_ephemeral_topic_end_with_the_server_also_from_a_snapshot(make: Make, sealed: bool, behind: str) -> None:
+    engine = make()
+    engine.put("to", durability="disk")
+    engine.route("from", "to")
+    engine.append("from", values(1, 2, 3))
+    engine.put("to", durability="ephemeral")
+    engine.append("from", values(4, 5))
+    lasting = [1, 2, 3]
+    for durability in filter(None, behind.split(",")):
+        engine.put("to", durability=durability)
+        engine.append("to", values(durability))
+        engine.append("from", values(6))
+        lasting += [durability, 6] if durability != "ephemeral" else []
+    head = engine.state("to")["head"]
+    if sealed:
+        engine.seal("to")
+    engine.checkpoint()
+    engine.kill()
+    records, tombstones = engine.read_all("to")
+    assert [each["data"] for each in records] == lasting
+    assert engine.state("to")["count"] == len(lasting) and engine.state("to")["head"] >= head and not engine.store.degraded
+    assert {each["reason"] for each in tombstones} == {"mixed"}
+    engine.append("from", values(7))
+    after = engine.read_all("to")[0][-1]
+    assert after["data"] == 7 and after["$seq"] > head
+
+
+def test_an_ephemeral_topic_of_nothing_but_copies_is_empty_after_a_start_from_a_snapshot(make: Make) -> None:
+    engine = make()
+    engine.put("to", durability="ephemeral")
+    engine.route("from", "to")
+    engine.route("to", "lasting")
+    engine.append("from", values(1, 2, 3))
+    engine.checkpoint()
+    engine.append("from", values(4))
+    head = engine.state("to")["head"]
+    engine.kill()
+    assert engine.read_all("to")[0] == [] and engine.state("to")["head"] >= head
+    assert [each["data"] for each in engine.read_all("lasting")[0]] == [1, 2, 3, 4]
+    engine.append("from", values(5))
+    assert [each["data"] for each in engine.read_all("lasting")[0]] == [1, 2, 3, 4, 5]
 
 
 def test_no_log_file_goes_into_which_a_copy_points(make: Make) -> None:
