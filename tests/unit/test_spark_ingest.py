@@ -21,24 +21,19 @@ from topicsd._native.segment import SegmentView
 from topicsd._native.segment_scan import GapError
 from topicsd.spark import options, payloads
 from topicsd.spark.audit import Audit, ranges_of
-from topicsd.spark.ingest import Ingest
+from topicsd.spark.ingest import Ingest, run_here
 from topicsd.spark.ranges import Held
-from topicsd.spark.reading import read
 from topicsd.spark.tables import ConflictError, DeltaLake, envelope, quarantine, topic_key
-from topicsd.spark.write import Task, Written, write
+from topicsd.spark.write import Task, Written
 
 pytest.importorskip("deltalake", reason="the extra `spark` is not installed")
-
-
-def here(tasks: list[Task]) -> list[Written]:
-    return [write(task, read(task.options, task.pieces)) for task in tasks]
 
 
 def told(lake: Lake, **rest: object) -> options.Options:
     return options.parse({"path": str(lake.to), "onCorrupt": "row"} | {name: str(value) for name, value in rest.items()})
 
 
-def job(lake: Lake, runner: Callable[[list[Task]], list[Written]] = here, **rest: Any) -> Ingest:
+def job(lake: Lake, runner: Callable[[list[Task]], list[Written]] = run_here, **rest: Any) -> Ingest:
     return Ingest(runner, told(lake), lake.to.parent / "table", **rest)
 
 
@@ -142,7 +137,7 @@ def test_what_retention_took_before_it_came_fails_or_is_a_gap(lake: Lake) -> Non
     lake.export(prune=True)
     with pytest.raises(GapError, match="topic a, seqs 11 to 30"):
         drain(job(lake))
-    drain(Ingest(here, told(lake, failOnDataLoss=False), lake.to.parent / "table"))
+    drain(Ingest(run_here, told(lake, failOnDataLoss=False), lake.to.parent / "table"))
     assert seqs(lake) == [("a", seq) for seq in [*range(1, 11), *range(31, 41)]]
     assert [(row["_kind"], row["seq"], row["seq_end"]) for row in rows(lake, "table_quarantine")] == [("gap", 11, 30)]
     assert days(lake)[0]["gone"] == 10
@@ -213,7 +208,7 @@ def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(seed: int, tmp_pa
             raise Killed
 
     def runner(tasks: list[Task]) -> list[Written]:
-        out = here(tasks[: rng.randrange(len(tasks) + 1)] if rng.random() < 0.2 else tasks)
+        out = run_here(tasks[: rng.randrange(len(tasks) + 1)] if rng.random() < 0.2 else tasks)
         if len(out) < len(tasks):
             raise Killed
         return out
@@ -245,7 +240,7 @@ def test_two_jobs_at_once_bring_each_record_once(lake: Lake) -> None:
     other = job(lake, limit=15)
 
     def runner(tasks: list[Task]) -> list[Written]:
-        written = here(tasks)
+        written = run_here(tasks)
         other.batch()  # the other job commits first
         return written
 

@@ -100,6 +100,11 @@ def run_packed(packed: str) -> str:
     return base64.b64encode(pickle.dumps(write(task, read(task.options, task.pieces)))).decode()
 
 
+def run_here(made: list[Task]) -> list[Written]:
+    """Run tasks in this process, one after another."""
+    return [write(task, read(task.options, task.pieces)) for task in made]
+
+
 Runner = Callable[[list[Task]], list[Written]]
 
 
@@ -157,18 +162,21 @@ class Ingest:
                 return kind
         raise TableError("no schema could be inferred: the first records are no JSON objects that agree; name one, or keep the payload raw")
 
-    def batch(self) -> Batch | None:
-        """Bring the next batch, None when there is nothing to bring."""
+    def look(self) -> Manifest | Listing:
+        """What the source has now."""
+        return look(self._options)
+
+    def batch(self, found: Manifest | Listing | None = None) -> Batch | None:
+        """Bring the next batch of what there is, or of what `found` has; None when there is nothing to bring."""
         for _ in range(CONFLICTS_MAX):
             try:
-                return self._batch()
+                return self._batch(found or self.look())
             except ConflictError:
                 continue  # another job was faster: what it brought is held now
         raise TableError(f"{self._root}: other writers are always faster")
 
-    def _batch(self) -> Batch | None:
+    def _batch(self, found: Manifest | Listing) -> Batch | None:
         began = time.monotonic()
-        found = look(self._options)
         probe = DeltaLake(self._root, envelope())
         held, number = probe.held()
         parts = missing(found, held, self._options, self._limit, self._after)
@@ -231,10 +239,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def run(ingest: Ingest, *, once: bool, interval_s: float = 5.0, stop: Callable[[], bool], tell: Tell) -> dict[str, Any]:
-    """Bring batches until there is nothing more (once), or until it is stopped; the sums."""
+    """Bring batches until all is there that the source has now (once), or until it is stopped; the sums."""
     sums = Batch()
+    found = ingest.look() if once else None
     while not stop():
-        batch = ingest.batch()
+        batch = ingest.batch(found)
         if batch is None:
             if once:
                 break

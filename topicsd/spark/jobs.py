@@ -99,25 +99,29 @@ def tell(report: dict[str, Any], *, err: bool = False) -> None:
 @click.option("--allow-data-loss", is_flag=True, help="what has gone from the source is a gap in the quarantine; else the job fails")
 @click.option("--on-corrupt", type=click.Choice(["fail", "row"]), default="row", show_default=True, help="row: damage goes into the quarantine")
 @click.option("--master", help="of Spark [spark-submit's, local[*]]")
+@click.option("--local", is_flag=True, help="without Spark and Java: tasks run in this process, one after another")
 @failing
 def ingest(
     path: Path | None, url: str | None, token: str | None, topics: str | None, table: Path, kind: str, checkpoint: Path | None,
     json_schema: str, max_records_per_trigger: int | None, max_partition_bytes: int | None, available_now: bool, interval_ms: int,
-    allow_data_loss: bool, on_corrupt: str, master: str | None,
+    allow_data_loss: bool, on_corrupt: str, master: str | None, local: bool,
 ) -> None:  # fmt: skip
     """Bring topics into a lake table, each record once."""
     from topicsd.spark import ingest as job
     from topicsd.spark import payloads
-    from topicsd.spark.runner import run_tasks
 
     stop = threading.Event()
     options = options_of(path, url, token, topics, failOnDataLoss=not allow_data_loss, onCorrupt=on_corrupt, maxPartitionBytes=max_partition_bytes)
     schema: Any = json_schema if json_schema in ("raw", "infer") else payloads.load(Path(json_schema))
-    running = session("ingest", master)
+    runner: job.Runner = job.run_here
+    cores = 1
+    if not local:
+        from topicsd.spark.runner import run_tasks
+
+        running = session("ingest", master)
+        runner, cores = functools.partial(run_tasks, running), running.sparkContext.defaultParallelism
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
-    runner = functools.partial(run_tasks, running)
-    cores = running.sparkContext.defaultParallelism
     made = job.Ingest(runner, options, table, cores=cores, schema=schema, limit=max_records_per_trigger, checkpoint=checkpoint)
     show = _bar if sys.stderr.isatty() else (lambda report: tell(report, err=True))
     tell(job.run(made, once=available_now, interval_s=interval_ms / 1000, stop=stop.is_set, tell=show))

@@ -28,6 +28,7 @@ PARTITIONS = ["topic_key", "day"]
 KEY_BYTES_MAX = 80
 HELD_ALWAYS_MAX = 1000  # intervals; more are told every HELD_EVERY commits
 HELD_EVERY = 16
+HISTORY = (2, 32)  # commits that are looked at before all are
 
 
 class TableError(Exception):
@@ -184,16 +185,27 @@ class DeltaLake:
 
 
 def _held(table: Any) -> tuple[Held, int]:
-    ranges: list[Range] = []
-    batch = 0
-    for commit in table.history():  # the newest first
-        if BATCH in commit:
-            batch = max(batch, int(commit[BATCH]))
-            whole = commit.get(HELD)
-            ranges += map(tuple, json.loads(whole if whole is not None else commit[RANGES]))
-            if whole is not None:
-                break
-    return Held(ranges), batch + 1
+    for limit in (*HISTORY, None):
+        commits = table.history(limit)  # the newest first
+        found = _told(commits)
+        if found is not None or limit is None or len(commits) < limit:
+            ranges, batch = found or _all(commits)
+            return Held(ranges), batch + 1
+    raise AssertionError
+
+
+def _told(commits: list[dict[str, Any]]) -> tuple[list[Range], int] | None:
+    """What commits say down to one that says all; None: none does."""
+    for number, commit in enumerate(commits):
+        if HELD in commit:
+            return _all(commits[: number + 1])
+    return None
+
+
+def _all(commits: list[dict[str, Any]]) -> tuple[list[Range], int]:
+    ours = [commit for commit in commits if BATCH in commit]
+    ranges = [tuple(one) for commit in ours for one in json.loads(commit[HELD] if HELD in commit else commit[RANGES])]
+    return ranges, max((int(commit[BATCH]) for commit in ours), default=0)
 
 
 def _stats(file: File) -> str:
