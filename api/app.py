@@ -13,7 +13,7 @@ from topicsd import errors
 from topicsd._native.reader import Busy
 from topicsd._native.scan import BadRequest
 from topicsd.api import errors as wire
-from topicsd.api import groups, metrics, openapi, probes, queries, queues, records, routers, sealing, socket, topics, watch, work
+from topicsd.api import exporting, groups, metrics, openapi, probes, queries, queues, records, routers, sealing, socket, topics, watch, work
 from topicsd.api.context import Context
 from topicsd.api.exchange import Exchange, Receive
 from topicsd.api.gate import EXCHANGE, Gate, Route, exchange_of
@@ -60,6 +60,7 @@ def routes(context: Context) -> dict[str, Route]:
         **queues.routes(context),
         **work.routes(context),
         **sealing.routes(context),
+        **exporting.routes(context),
     }
 
 

@@ -74,5 +74,6 @@ OPERATIONS = (
     Operation("GET", "/v0/openapi.json", "openapi", "This document", "Anything"),
     Operation("POST", f"{TOPIC}/seal", "seal", "Seal a topic's records into a segment", "Anything", "Anything", errors=("topic_not_found",),
               may_be_empty=True),
+    Operation("POST", "/v0/admin/export", "export", "Export sealed segments to a folder of the server's machine", "Anything", "Anything"),
 )  # fmt: skip
 NUMBERS = {(operation.method, operation.path): number for number, operation in enumerate(OPERATIONS, start=1)}  # 0: any other path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import falcon.asgi
 
@@ -32,17 +33,22 @@ class Seal(Route):
         exchange = exchange_of(req)
         scan.check_object(await exchange.body(self.context.settings.max_body_bytes, may_be_empty=True))
         topic = self.context.topic(exchange)
-        command = {"op": "topic.seal", "topic": topic}
-        body, _ = await self.context.calls.call(command)
-        wanted, epoch, steady, last = body["head_seq"], body["epoch"], 0, -1
-        deadline_s = asyncio.get_running_loop().time() + limits.SEAL_WAIT_S_MAX
-        while body["sealed_seq"] < wanted and body["earliest_seq"] <= wanted and body["epoch"] == epoch:
-            steady = steady + 1 if body["sealed_seq"] == last else 0
-            last = body["sealed_seq"]
-            if steady > STEADY_LOOKS or asyncio.get_running_loop().time() > deadline_s:
-                break
-            await asyncio.sleep(LOOK_S)
-            body, _ = await self.context.calls.call(command | {"ask": steady % 10 == 9})
-        done = body["sealed_seq"] >= wanted or body["earliest_seq"] > wanted
-        answer = {"topic": topic, "sealed": done, **{name: body[name] for name in ("sealed_seq", "head_seq", "epoch")}}
+        answer = await seal(self.context, topic)
         answers.send(resp, answer | {"performance": performance(exchange)})
+
+
+async def seal(context: Context, topic: str) -> dict[str, Any]:
+    """Ask the keeper and wait for it; how far the topic is sealed. Raises TopicNotFound."""
+    command = {"op": "topic.seal", "topic": topic}
+    body, _ = await context.calls.call(command)
+    wanted, epoch, steady, last = body["head_seq"], body["epoch"], 0, -1
+    deadline_s = asyncio.get_running_loop().time() + limits.SEAL_WAIT_S_MAX
+    while body["sealed_seq"] < wanted and body["earliest_seq"] <= wanted and body["epoch"] == epoch:
+        steady = steady + 1 if body["sealed_seq"] == last else 0
+        last = body["sealed_seq"]
+        if steady > STEADY_LOOKS or asyncio.get_running_loop().time() > deadline_s:
+            break
+        await asyncio.sleep(LOOK_S)
+        body, _ = await context.calls.call(command | {"ask": steady % 10 == 9})
+    done = body["sealed_seq"] >= wanted or body["earliest_seq"] > wanted
+    return {"topic": topic, "sealed": done, **{name: body[name] for name in ("sealed_seq", "head_seq", "epoch")}}

@@ -1,6 +1,7 @@
-"""What does a reader of a lake get? Native scan, to Arrow IPC, export; with --spark a noop query beside ready-made Arrow and JSON of the same rows.
+"""What does a reader of a lake get? Native scan, to Arrow IPC, export, ingest; with --spark a noop query beside ready-made Arrow and JSON of the same
+rows; with --live a server written to as the sink does and read as the url source does, by one task each.
 
-    python perf/lake.py [--records 1000000] [--body 250] [--directory DIR] [--spark]
+    python perf/lake.py [--records 1000000] [--body 250] [--directory DIR] [--spark] [--live]
 
 MB/s of segment; wall and CPU seconds, the best of three. The files are in the page cache.
 """
@@ -126,12 +127,48 @@ def make_ready(export: Path, folder: Path) -> None:
                 lines.write(json.dumps(row) + "\n")
 
 
+def ingest(export: Path, table: Path) -> None:
+    """The seven columns into a Delta table, by one task after another, without Spark."""
+    from topicsd.spark.ingest import Ingest, run, run_here
+    from topicsd.spark.options import parse
+
+    run(Ingest(run_here, parse({"path": str(export)}), table), once=True, stop=lambda: False, tell=lambda _: None)
+
+
+def with_server(folder: Path, records: int, body: int) -> None:
+    """The sink's and the url source's halves that are not Spark."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from fakes.server import Server, url
+    from topicsd.lake.server import Server as Client
+    from topicsd.spark.live import LiveReader, Span
+    from topicsd.spark.options import parse
+    from topicsd.spark.send import Sender
+
+    data = json.dumps({"id": 1, "text": "x" * (body - 24)}).encode()
+    (folder / "server").mkdir()
+    with Server(folder / "server") as server, Client(url(server.ready())) as client:
+
+        def send() -> None:
+            sender = Sender(client, "bench")
+            for _ in range(records):
+                sender.add("t", (data, "tag", "n1", (("trace", "abc"),)))
+            sender.finish()
+
+        def read() -> None:
+            reader = LiveReader(client, parse({"url": url(server), "columns": ",".join(SEVEN), "failOnDataLoss": "false"}))
+            assert sum(batch.num_rows for batch in reader.read([Span("t", 1, records, client.state("t")["epoch"])])) == records
+
+        best("sink, one task", records * body, send, times=1)
+        best("url source, one task", records * body, read)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--body", type=int, default=250)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--live", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         folder = Path(name)
@@ -141,6 +178,9 @@ def main() -> None:
         for columns in (["seq"], ["seq", "ts", "data"], SEVEN):
             best(f"scan, {len(columns)} columns", size, lambda columns=columns: [None for _ in topicsd.scan(folder / "export", columns)])
         best("scan to Arrow IPC, 7 columns", size, lambda: scan_to_ipc(folder / "export", folder / "out.arrow"))
+        best("ingest into Delta, one task", size, lambda: ingest(folder / "export", folder / "table"), times=1)
+        if options.live:
+            with_server(folder, options.records, options.body)
         if options.spark:
             make_ready(folder / "export", folder)
             with_spark(folder / "export", folder, size)

@@ -17,6 +17,7 @@ WORDS = (
     "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
     # any worker, by adding: a count may be lost when two add in the same instant
     "cold_reads", "cold_read_bytes", "cold_unavailable",
+    "exports", "export_failures", "export_bytes", "export_at_ms", "export_lag",
 )  # fmt: skip
 _BYTES = 4096
 _SHOWN = (
@@ -41,6 +42,11 @@ _SHOWN = (
     ("cold_reads", "topics_cold_reads_total", "counter", "Ranges fetched from the cold tier."),
     ("cold_read_bytes", "topics_cold_read_bytes_total", "counter", "Their bytes."),
     ("cold_unavailable", "topics_cold_unavailable_total", "counter", "Reads refused because the cold tier did not answer."),
+    ("exports", "topics_exports_total", "counter", "Exports that POST /v0/admin/export made."),
+    ("export_failures", "topics_export_failures_total", "counter", "Those that committed nothing."),
+    ("export_bytes", "topics_export_bytes_total", "counter", "Bytes that they copied."),
+    ("export_at_ms", "topics_export_last_timestamp_ms", "gauge", "When the last one ended, 0 never."),
+    ("export_lag", "topics_export_lag_records", "gauge", "Seqs that its topics had behind what it had of them."),
 )
 
 

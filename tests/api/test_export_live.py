@@ -1,0 +1,62 @@
+"""`POST /v0/admin/export` against a whole server."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import topicsd
+from fakes.server import Server, answer
+
+pytest.importorskip("pyarrow")
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def test_an_export_is_made_by_the_server_and_says_how_far_behind_it_is(tmp_path: Path) -> None:
+    to = tmp_path / "export"
+    with Server(tmp_path) as server:
+        server.ready()
+        for n in range(5):
+            server.write("a", n)
+            server.write("b.c", n)
+        status, told = server.ask("POST", "/v0/admin/export", {"to": str(to), "topics": ["a"], "seal": True})
+        assert (status, told["topics"], told["lag_records"]) == (200, 1, 0)
+        assert [json.loads(row["data"]) for row in topicsd.scan(to).read_all().to_pylist()] == [0, 1, 2, 3, 4]
+        server.write("a", 5)
+        status, told = server.ask("POST", "/v0/admin/export", {"to": str(to)})
+        assert (status, told["lag_records"]) == (200, 6)  # one of a, all of b.c: nothing was sealed
+        status, told = server.ask("POST", "/v0/admin/export", {"to": str(to), "topics": "a,b.*", "seal": True})
+        assert (status, told["topics"], told["lag_records"]) == (200, 2, 0)
+        metrics = server.ask("GET", "/v0/metrics")[1].decode()
+        assert "topics_exports_total 3" in metrics and "topics_export_lag_records 0" in metrics
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "to"), ({"to": "relative"}, "to"), ({"to": "s3://bucket/x"}, "to"), ({"to": "/x", "topics": []}, "topics"),
+        ({"to": "/x", "seal": 1}, "seal"), ({"to": "/x", "since": 5}, "since"), ({"to": "/proc/nowhere"}, "to"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_exported_is_a_400_that_names_the_member(shared_server: Server, body: dict[str, object], field: str) -> None:
+    status, told = shared_server.ask("POST", "/v0/admin/export", body)
+    assert (status, told["error"]["code"], told["error"]["detail"]["field"]) == (400, "invalid_request", field)
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory):
+    with Server(tmp_path_factory.mktemp("server")) as server:
+        yield server.ready()
+
+
+def test_it_needs_the_scope_admin_for_all_topics(tmp_path: Path) -> None:
+    with Server(tmp_path, TOPICS_API_KEYS="reader:read,mine:admin:my.,boss") as server:
+        server.until(lambda: server.ask("GET", "/readyz")[0] == 200)
+        found = {}
+        for key in ("reader", "mine", "boss"):
+            body = json.dumps({"to": str(tmp_path / "export")}).encode()
+            head = f"POST /v0/admin/export HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n"
+            with server.connect() as line:
+                line.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                found[key] = answer(line)[0]
+        assert found == {"reader": 403, "mine": 403, "boss": 200}
