@@ -33,6 +33,8 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef enum:
     ROOM_FIRST = 1 << 20
     HUGE_BYTES_MIN = 8 << 20
+    RESERVE_BYTES_MAX = 1 << 30
+    ROW_BYTES = 512         # of a topic without records, about
     PART_BYTES = 4096       # of a record in front of its tag's end, at first
 
 
@@ -45,7 +47,27 @@ cdef class Packed:
             self.low[shard] = UINT64_MAX
 
     def __dealloc__(self):
-        free(self.bytes)
+        with nogil:
+            free(self.bytes)
+
+    def reserve(self, EngineCore core not None):
+        """Have room for what `pack` will most likely need, its pages there already. For another thread: what it reads of the table may be stale."""
+        cdef uint64_t wanted = ROOM_FIRST, slot, at
+        cdef topic_slot *topic
+        cdef int failed
+        with nogil:
+            for slot in range(core.core.regions.control.table_high):
+                topic = &core.core.regions.table[slot]
+                if topic.topic_id:
+                    wanted += ROW_BYTES + <uint64_t>topic.segments_len * sizeof(segment_body)
+                    at = max(topic.earliest, topic.sealed_through + 1)
+                    if at <= topic.head:
+                        wanted += (topic.head - at + 1) * sizeof(index_entry)
+            failed = self.need(min(wanted + wanted // 8, RESERVE_BYTES_MAX))
+            for at in range(0, self.room if failed == 0 else 0, 4096):
+                self.bytes[at] = 0
+        if failed:
+            raise MemoryError
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if flags & PyBUF_WRITABLE:
@@ -308,9 +330,9 @@ cdef class Packed:
             note = note.next
 
 
-def pack(EngineCore core not None):
-    """Pack all topics as they stand. Nothing may be in flight (`sync`, then `quiet`). Raises MemoryError."""
-    cdef Packed packed = Packed()
+def pack(EngineCore core not None, Packed room=None):
+    """Pack all topics as they stand, into `room` where it is given. Nothing may be in flight. Raises MemoryError."""
+    cdef Packed packed = Packed() if room is None else room
     cdef uint64_t slot
     cdef int failed = 0
     packed.now_ms = <int64_t>max(core.core.wall_ms, core.newest_ts)    # as replay sees it when the clock has stepped back: see settle_windows

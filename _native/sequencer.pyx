@@ -1063,6 +1063,20 @@ cdef class Sequencer:
                 return False
         return queue_length(&self.group) == 0
 
+    def settle(self):
+        """Write and publish what can be. Tell whether nothing is in flight: what is published may still wait for its sync."""
+        cdef int number
+        with nogil:
+            self.flush_group()
+            self.release_synced()
+            self.forward(FORWARD_ALL)
+            self.flush_group()
+            self._end_turn()
+        for number in range(self.shard_count):
+            if queue_length(&self.pending[number]):
+                return False
+        return queue_length(&self.group) == 0
+
     def wait_synced(self, uint32_t slot):
         """Wait until nothing of this topic is in flight: commands see a settled topic."""
         cdef topic_slot *topic = &self.core.regions.table[slot]

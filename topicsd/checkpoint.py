@@ -1,7 +1,7 @@
 """Checkpoints: a snapshot of the tables, and then the files that nobody needs any more (ARCHITECTURE section 5).
 
-A checkpoint is one moment: nothing is in flight, all that was written is synced, and the tables hold exactly what the log says up to its end.
-They are packed at once (no file is touched then); writing the snapshot and removing files is the business of another thread. Two snapshots are
+A checkpoint is one moment: nothing is in flight, and the tables hold exactly what the log says up to its end. They are packed at once (no file is
+touched then); waiting for the log's sync, writing the snapshot and removing files is the business of another thread. Two snapshots are
 kept. A log file goes when it ends below what both need, a segment's files when no row of both leads there: so a damaged snapshot costs nothing.
 """
 
@@ -37,6 +37,7 @@ KEPT = 2
 COST_SHARE = 200  # the next checkpoint comes no sooner than so many times what this one held the writer up: under a flood p99 goes before log bytes
 NICE = 5  # of the thread that writes snapshots and removes files
 NOTES = "notes"  # the section of what held-up routers have still to copy
+SYNC_LOOK_S = 0.001
 RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
@@ -87,6 +88,7 @@ class Checkpoints:
         self.size = 0
         self.removed_log_files = self.removed_segment_files = 0
         self.not_before_ms = 0
+        self.closing = False
         self.held = False  # files would go, but somebody has pinned the directory
         self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
         self._running: Future[None] | None = None
@@ -111,10 +113,14 @@ class Checkpoints:
                 then()
             return
         if self.due():
-            try:
-                self.take()
-            except OSError as wrong:
-                self._later(wrong)
+            room = checkpoint.Packed()
+            self._do(lambda: room.reserve(self.store.sequencer), lambda: self._try(room))
+
+    def _try(self, room: checkpoint.Packed) -> None:
+        try:
+            self.take(room)
+        except OSError as wrong:
+            self._later(wrong)
 
     def _later(self, wrong: OSError) -> None:
         """Let a disk that refuses be for a while: each try holds the writer up."""
@@ -141,17 +147,20 @@ class Checkpoints:
 
     # ---- take ------------------------------------------------------------------------------------------------------------------
 
-    def take(self) -> None:
-        """Pack the tables as they stand now and have them written."""
+    def take(self, room: checkpoint.Packed | None = None) -> None:
+        """Pack the tables as they stand now, into `room`, and have them written."""
         store, number = self.store, self.next_number
         started_ns = time.monotonic_ns()
-        store.sequencer.sync()
-        if not store.sequencer.quiet() or any(store.sequencer.is_poisoned(shard) for shard in range(len(store.shards))):
+        if self._pool is None or not store.sequencer.settle():
+            store.sequencer.sync()
+            if not store.sequencer.quiet():
+                return
+        if any(store.sequencer.is_poisoned(shard) for shard in range(len(store.shards))):
             return
         self.next_number += 1
         self.taken_ms, self.published = store.clock.mono_ms(), store.engine.segments.published
         self._note_retired(number)
-        packed = checkpoint.pack(store.sequencer)
+        packed = checkpoint.pack(store.sequencer, room)
         moment = [shard.written_position for shard in store.shards]
         needed = [end if low is None else min(low, end) for low, end in zip(packed.needed, moment, strict=False)]
         engine = store.engine
@@ -187,6 +196,7 @@ class Checkpoints:
 
     def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]]) -> None:
         files = self.store.files
+        self._wait_synced(header["moment"])
         try:
             self.size = snapshot.write(self.path, files, header, sections)
         except OSError as wrong:
@@ -197,6 +207,14 @@ class Checkpoints:
             self.size = snapshot.write(self.path, files, header, sections)
         with contextlib.suppress(OSError):
             snapshot.reserve(self.path, files, self.size)
+
+    def _wait_synced(self, moment: list[int]) -> None:
+        """Wait until the log up to the moment is on the disk: before that there must be no snapshot of it. Raises OSError."""
+        for number, (shard, position) in enumerate(zip(self.store.shards, moment, strict=True)):
+            while shard.synced_position < position:
+                if self.store.sequencer.is_poisoned(number) or self.closing:
+                    raise OSError(errno.EIO, "the log up to the snapshot is not synced")
+                time.sleep(SYNC_LOOK_S)
 
     def _written(self, number: int, moment: list[int], needed: list[int], took_ms: int) -> None:
         """The snapshot is durable: what only older ones needed may go."""
@@ -327,6 +345,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for what is under way."""
+        self.closing = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 

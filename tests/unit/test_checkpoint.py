@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -702,3 +703,30 @@ def test_a_checkpoint_is_due_by_bytes_and_by_what_would_go_and_not_again_at_once
         step()
     assert taken() == [3, 4]  # nothing more would go
     engine.close()
+
+
+def test_a_snapshot_waits_until_the_log_up_to_it_is_synced(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, shard, sleeps = engine.store.checkpoints, SimpleNamespace(synced_position=0), []
+
+    def sleep(seconds: float) -> None:
+        assert not list((Path(engine.directory) / "meta").glob("snapshot-*"))
+        sleeps.append(seconds)
+        shard.synced_position += 40
+
+    monkeypatch.setattr("topicsd.checkpoint.time.sleep", sleep)
+    monkeypatch.setattr(engine.store, "shards", [shard])
+    checkpoints._write({"number": 1, "moment": [100]}, [])
+    assert len(sleeps) == 3
+    assert [path.name for path in (Path(engine.directory) / "meta").glob("snapshot-*")] == [f"snapshot-{1:020d}"]
+
+
+@pytest.mark.parametrize("why", ["poisoned", "closing"])
+def test_there_is_no_snapshot_of_a_log_that_is_never_synced(engine: Library, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    checkpoints = engine.store.checkpoints
+    monkeypatch.setattr(engine.store, "shards", [SimpleNamespace(synced_position=0)])
+    monkeypatch.setattr(engine.store, "sequencer", SimpleNamespace(is_poisoned=lambda _number: why == "poisoned"))
+    monkeypatch.setattr(checkpoints, "closing", why == "closing")
+    with pytest.raises(OSError, match="not synced"):
+        checkpoints._write({"number": 1, "moment": [100]}, [])
+    monkeypatch.undo()
+    assert not list((Path(engine.directory) / "meta").glob("snapshot-*"))
