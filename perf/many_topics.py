@@ -18,12 +18,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 BATCH = 200  # requests in one send
+LINES = 16  # connections
 SLOTS = 1 << 20
 
 
@@ -144,7 +146,15 @@ def main() -> None:
         server.start()
         empty = server.roles()
         began = time.monotonic()
-        fill(server, 0, options.topics, options.records)
+        share = -(-options.topics // LINES)
+        threads = [
+            threading.Thread(target=fill, args=(server, first, min(share, options.topics - first), options.records))
+            for first in range(0, options.topics, share)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         line["made_a_second"] = round(options.topics / (time.monotonic() - began))
         line["sealed_s"] = round(wait_for("sealed", lambda: server.ask("/v0/metrics")["topics_segments"] >= options.topics, 600), 1)
         logs = directory / "data" / "log" / "shard-00"

@@ -162,6 +162,25 @@ def test_a_diff_begins_at_a_time_in_a_segment(library: Library, clock: FakeClock
         assert numbers(library.diff("t", from_ts=ts + 1))[0] == n + 2
 
 
+def test_the_rest_of_a_pack_is_not_published_when_all_that_was_has_gone_again(library: Library) -> None:
+    for name in ("a", "b"):
+        library.put(name)
+        fill(library, name, 4)
+    library.sequencer.sync()
+    rounds, kept = library.sealing(publish_rows_max=1), []
+    publish = rounds.publish
+    rounds.publish = lambda rows: kept.extend(rows) or ["dead"] * len(rows)
+    rounds._pack([(slot := library.sequencer.find(name.encode()), library.sequencer.topic(slot)["topic_id"]) for name in ("a", "b")])
+    assert publish(kept[:1]) == ["published"]
+    library.drop("a")
+    assert publish(kept[1:]) == ["broken"]
+    for _ in range(2):
+        assert numbers(library.diff("b")) == [1, 2, 3, 4]
+        library.kill()
+    assert library.seal("b", pack=True) == {"published": 1}
+    assert numbers(library.diff("b")) == [1, 2, 3, 4]
+
+
 def test_a_removed_topic_takes_its_segments_with_it(library: Library) -> None:
     library.put("t")
     fill(library, "t", 8)

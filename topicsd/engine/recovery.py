@@ -174,6 +174,8 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
     jumps: dict[int, tuple[int, int, int]] = {}  # slot -> (head, target, reason)
     for slot in sequencer.live_slots():
         found.topics += 1
+        if not (plan.jump or plan.corrupt_tail or sequencer.is_ephemeral(slot)):
+            continue  # most starts, of very many topics too: nothing of it is gone
         topic = sequencer.topic(slot)
         head, ceiling = topic["head"], topic["ceiling_asked"]
         reason, target = 0, head

@@ -67,6 +67,7 @@ class Segments:
         self.wanted: dict[int, int] = {}  # slot -> topic id: somebody has asked for these to be sealed now
         self.retired: list[tuple[int, int, int, int, int]] = []  # (number, kind, topic id, name, edition): no row leads there any more
         self.cold_gone: list[tuple[int, int, int, int]] = []  # segments whose objects in the cold tier nobody needs: the keeper removes them
+        self._last: tuple[bytes, int] = b"", 0  # a row's file as told, and its number
         self.published = 0  # rows, since the start
         self.not_taken: list[str] = []  # replay: rows whose files are not what they should be; their records stay in the log
 
@@ -164,15 +165,25 @@ class Segments:
     def _is_there(self, body: bytes) -> bool:
         """What the row leads to stands on the disk: a row is never published for files that have gone meanwhile."""
         parsed = parse_body(body)
-        return not parsed.has_file or self.exists((parsed.kind, parsed.topic_id, parsed.name, parsed.edition))
+        if not parsed.has_file:
+            return True
+        key = (parsed.kind, parsed.topic_id, parsed.name, parsed.edition)
+        number = self.files.get(key, 0)
+        if number and not seal_core.file_rows(self.engine.sequencer, number):
+            return False  # all rows that led there have gone again before this one came: it waits to be removed
+        return self.exists(key)
 
     def file_of(self, body: bytes) -> int:
         """Return the number of the file that a row leads into, 0 when the table of files is full."""
+        number = self._last[1] if self._last[0] == body[_ROW.size :] else 0  # the rows of a pack come one after another
+        if number:
+            return number
         parsed = parse_body(body)
         key = (parsed.kind, parsed.topic_id, parsed.name, parsed.edition)
         number = self.files.get(key, 0) or seal_core.take_file(self.engine.sequencer, body)
         if number:
             self.files[key] = number
+            self._last = body[_ROW.size :], number
         return number
 
     def _apply(self, slot: int, body: bytes) -> int:
@@ -186,6 +197,7 @@ class Segments:
         code = seal_core.publish(sequencer, slot, body, number)
         if code != seal_core.PUBLISHED and number and not seal_core.file_rows(sequencer, number):
             del self.files[key]
+            self._last = b"", 0
             seal_core.free_file(sequencer, number)
         return code
 
@@ -208,6 +220,7 @@ class Segments:
         """Take note of the files that no row leads into any more; return all that wait to be removed."""
         for gone in seal_core.take_retired(self.engine.sequencer):
             self.files.pop(gone[1:], None)
+            self._last = b"", 0
             self.retired.append(gone)
         return self.retired
 
