@@ -59,6 +59,19 @@ def test_columns_topics_and_times_are_pruned(spark: Any, lake: Lake) -> None:
     assert ids(found) == [("b.x", 50), ("b.x", 51), ("b.x", 52)]
 
 
+def test_a_query_with_a_filter_takes_nothing_from_the_next_one_where_spark_pushes_filters_down(spark: Any, lake: Lake) -> None:
+    lake.write("a", records(1, 300))
+    lake.export()
+    switch = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(switch, "true")
+    try:
+        whole = load(spark, lake, maxPartitionBytes=20_000)
+        assert ids(whole.where("topic = 'a' and seq > 290")) == [("a", seq) for seq in range(291, 301)]
+        assert whole.count() == 300
+    finally:
+        spark.conf.unset(switch)
+
+
 def test_nothing_to_read_is_no_row(spark: Any, lake: Lake) -> None:
     lake.write("a", records(1, 3))
     lake.export()
