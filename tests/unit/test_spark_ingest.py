@@ -1,6 +1,7 @@
 """Topics into a lake table, each record once, whatever is killed: without Spark, whose part is only where the tasks run."""
 
 import datetime
+import errno
 import itertools
 import json
 import random
@@ -255,6 +256,52 @@ def test_a_second_commit_of_the_same_batch_is_refused(lake: Lake) -> None:
         with pytest.raises(ConflictError):
             table.commit([], ranges, number)
     assert table.held()[0].ranges() == [("a", "0", 1, 5)]
+
+
+# ---- bad days ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_json_large_records_and_large_seqs_arrive_as_they_are(lake: Lake) -> None:
+    from topicsd._native import frame
+
+    texts = ["null", "true", "1e400", "18446744073709551616", '"\\ud800"', "[]", '{"a" : {"b":[1.0]}}', '"é\U0001f600"', '"' + "x" * (8 << 20) + '"']
+    first = 2**53 - len(texts)
+    lake.write("a", [Row(first + k, 5, frame.entry(frame.Record(text.encode(), None, None, None, 0, 0))) for k, text in enumerate(texts)])
+    lake.export()
+    drain(job(lake))
+    assert [(row["seq"], row["data"]) for row in rows(lake)] == [(first + k, text) for k, text in enumerate(texts)]
+    assert all(day["clean"] for day in days(lake)) and days(lake)[0]["source"] == len(texts)
+
+
+def test_a_full_disk_fails_the_batch_and_the_next_run_brings_it(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.write("a", records(1, 50))
+    lake.export()
+    job(lake, limit=20).batch()
+    whole = parquet.ParquetWriter.write_table
+
+    def full(self: Any, *arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        drain(job(lake))
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", whole)
+    drain(job(lake))
+    assert seqs(lake) == [("a", seq) for seq in range(1, 51)] and all(day["clean"] for day in days(lake))
+
+
+def test_an_export_that_goes_on_and_empty_topics_disturb_nothing(lake: Lake) -> None:
+    lake.write("a", records(1, 10))
+    lake.export()
+    made = job(lake, limit=4)
+    found = made.look()
+    lake.write("a", records(11, 10))
+    lake.export()  # while the job reads the manifest of before
+    while made.batch(found) is not None:
+        pass
+    assert seqs(lake) == [("a", seq) for seq in range(1, 11)]
+    drain(job(lake))
+    assert seqs(lake) == [("a", seq) for seq in range(1, 21)]
 
 
 # ---- audit ------------------------------------------------------------------------------------------------------------------------------
