@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fakes.server import Server, answer, request
-from fakes.streams import Blocks
+from fakes.streams import Blocks, Stream
 from topicsd.api.operations import OPERATIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -411,3 +411,18 @@ def test_who_shows_no_id_gets_again_what_its_kernel_had_not_taken(tmp_path: Path
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         server.until(lambda: server.ask_metrics()["topics_sse_connections"] == 0, 20)
         assert first_block(server, url)[1] == [1, 2]
+
+
+def test_a_session_without_a_stream_ends_after_its_time_and_makes_room_and_one_with_a_stream_stays(tmp_path: Path) -> None:
+    """A §7.1: swept when a session is made or a stream opens."""
+    with Server(tmp_path, TOPICS_WORKERS=2, TOPICS_SESSION_TTL_MS=1_000, TOPICS_MAX_WATCH_SESSIONS=2) as server:
+        server.ready()
+        server.write("t", 1)
+        kept = session(server, {"t": {"tail": True}})
+        with Stream(server, kept.rpartition("/")[2]) as stream:
+            idle = session(server, {"t": {}})
+            server.until(lambda: ask(server, "POST", "/v0/watch", {"topics": {"t": {}}})[0] == 200, 20)
+            assert status_of(server, idle) == 404, "the place of the idle one was taken"
+            server.write("t", 2)
+            assert stream.next("record")[1]["records"][0]["data"] == 2, "and the open one goes on"
+            assert server.ask_metrics()["topics_sse_connections"] == 1

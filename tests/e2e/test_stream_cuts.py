@@ -22,6 +22,7 @@ FOLLOWERS = 40
 TOPICS = ("one", "two", "capped")
 CAP = 60
 NEVER = 1 << 60
+LAST = {"records": [{"data": "last"}], "idempotency_key": "last"}
 
 
 class CuttingProxy:
@@ -97,10 +98,22 @@ class CuttingProxy:
             writer.transport.abort()
 
 
+def insist(server: Server, method: str, path: str, body: Any = None) -> Any:
+    """Ask until it is answered by 200: the writer may have been killed a moment ago."""
+    told: list[Any] = []
+
+    def answered() -> bool:
+        told[:] = server.ask(method, path, body)
+        return bool(told[0] == 200)
+
+    server.until(answered)
+    return told[1]
+
+
 async def write_until(server: Server, over: Any, topics: tuple[str, ...] = TOPICS) -> dict[str, int]:
-    """Write small batches to topics until `over`; return the heads."""
+    """Write small batches to topics until `over`, and more than the capped one holds; return the heads."""
     heads = dict.fromkeys(topics, 0)
-    while not over():
+    while not over() or heads["capped"] <= 2 * CAP:
         for topic in topics:
             with contextlib.suppress(OSError, ValueError):
                 status, body = await asyncio.to_thread(
@@ -110,17 +123,18 @@ async def write_until(server: Server, over: Any, topics: tuple[str, ...] = TOPIC
                     heads[topic] = body["head_seq"]
         await asyncio.sleep(0.01)
     for topic in topics:  # a write that a kill took the answer of is there, too
-        heads[topic] = server.ask("GET", f"/v0/topics/{topic}")[1]["head_seq"]
+        heads[topic] = insist(server, "GET", f"/v0/topics/{topic}")["head_seq"]
     return heads
 
 
-async def kill_workers(server: Server, proxy: CuttingProxy, kills: int, chance: random.Random) -> int:
-    """Kill a worker each time another share of the cuts is made; return how many."""
+async def kill_some(server: Server, proxy: CuttingProxy, kills: int, chance: random.Random) -> int:
+    """Kill a process each time another share of the cuts is made, every third time the writer; return how many."""
     done = 0
     while done < kills:
         await asyncio.sleep(0.02)
-        if proxy.cuts >= (done + 1) * proxy.cuts_max // (kills + 1):
-            os.kill(chance.choice(server.children("worker")), signal.SIGKILL)
+        living = server.children("writer" if done % 3 == 2 else "worker")
+        if living and proxy.cuts >= (done + 1) * proxy.cuts_max // (kills + 1):
+            os.kill(chance.choice(living), signal.SIGKILL)
             done += 1
     return done
 
@@ -135,18 +149,18 @@ async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[li
         if number % 2:
             proxy.exact.add(wid)
         followers.append(Follower(wid, lambda: front, dict.fromkeys(TOPICS, NEVER)))
-    running = [asyncio.ensure_future(follower.run()) for follower in followers]
-    killing = asyncio.ensure_future(kill_workers(server, proxy, kills, chance))
+    running = [asyncio.ensure_future(follower.run()) for follower in followers[1:]]
+    killing = asyncio.ensure_future(kill_some(server, proxy, kills, chance))
     heads = await write_until(server, lambda: proxy.cuts >= cuts and killing.done())
     for follower in followers:
         follower.ends.update(heads)
     # Whoever has everything already waits for bytes that nobody sends: one record more ends that.
     for topic in TOPICS:
-        server.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": "last"}]})
-        heads[topic] += 1
+        heads[topic] = insist(server, "POST", f"/v0/topics/{topic}", LAST)["head_seq"]
     for follower in followers:
         follower.ends.update(heads)
-    await asyncio.wait_for(asyncio.gather(*running), 60)
+    running.append(asyncio.ensure_future(followers[0].run()))  # it comes when the start is gone
+    await asyncio.wait_for(asyncio.gather(*running), 120)
     assert killing.result() == kills
     return followers, heads, proxy
 
@@ -179,9 +193,9 @@ def test_each_record_comes_once_and_in_order_over_streams_that_are_cut_anywhere(
         assert proxy.cuts >= cuts
         for follower in followers:
             assert 404 not in follower.refused, "a session has been lost"
-            assert set(follower.errors) <= {409}
+            assert set(follower.errors) <= {409, 429}, "taken over, or advised under pressure"
             check(follower, heads)
-        assert sum(bool(follower.tombstones) for follower in followers) >= 1, "nobody fell behind the cap: it showed nothing"
+        assert followers[0].tombstones, "it came when the start was gone"
         assert alive(server.process.pid)
         print(f"{proxy.cuts} cuts, {kills} kills, {sum(f.connections for f in followers)} connections, {heads}, {time.monotonic() - begun:.1f} s")
 
@@ -194,18 +208,19 @@ async def cut_sockets(
     front = await proxy.open()
     followers = [SocketFollower(lambda: front, dict.fromkeys(TOPICS, NEVER), limit=4 + number % 5) for number in range(FOLLOWERS // 2)]
     publishers = [SocketPublisher(lambda: front, topic, batch) for topic, batch in (("one", 1), ("two", 5))]
-    running = [asyncio.ensure_future(each.run()) for each in (*followers, *publishers)]
-    killing = asyncio.ensure_future(kill_workers(server, proxy, kills, chance))
+    running = [asyncio.ensure_future(each.run()) for each in (*followers[1:], *publishers)]
+    killing = asyncio.ensure_future(kill_some(server, proxy, kills, chance))
     heads = await write_until(server, lambda: proxy.cuts >= cuts and killing.done(), ("capped",))
     for publisher in publishers:
         publisher.last = True
         publisher.say({"op": "ping"})  # an answer, so that it looks again whether it is done
-    await asyncio.wait_for(asyncio.gather(*running[FOLLOWERS // 2 :]), 60)
+    await asyncio.wait_for(asyncio.gather(*running[len(followers) - 1 :]), 120)
     for topic in TOPICS:  # whoever has everything already waits for bytes that nobody sends: one record more ends that
-        heads[topic] = server.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": "last"}]})[1]["head_seq"]
+        heads[topic] = insist(server, "POST", f"/v0/topics/{topic}", LAST)["head_seq"]
     for follower in followers:
         follower.ends.update(heads)
-    await asyncio.wait_for(asyncio.gather(*running), 60)
+    running.append(asyncio.ensure_future(followers[0].run()))  # it comes when the start is gone
+    await asyncio.wait_for(asyncio.gather(*running), 120)
     assert killing.result() == kills
     return followers, publishers, heads, proxy
 
@@ -221,7 +236,7 @@ def all_data(server: Server, topic: str) -> list[Any]:
             return found
 
 
-@pytest.mark.parametrize(("cuts", "kills"), [(700, 2), pytest.param(10_000, 12, marks=pytest.mark.crash)])
+@pytest.mark.parametrize(("cuts", "kills"), [(700, 3), pytest.param(10_000, 12, marks=pytest.mark.crash)])
 @pytest.mark.timeout(600)
 def test_over_sockets_that_are_cut_both_ways_each_record_comes_once_and_each_keyed_publish_is_there_once_in_order(
     tmp_path: Path, cuts: int, kills: int
@@ -236,9 +251,9 @@ def test_over_sockets_that_are_cut_both_ways_each_record_comes_once_and_each_key
         for follower in followers:
             assert set(follower.errors) <= {"not_ready"}
             check(follower, heads)
-        assert sum(bool(follower.tombstones) for follower in followers) >= 1, "nobody fell behind the cap: it showed nothing"
+        assert followers[0].tombstones, "it came when the start was gone"
         for publisher in publishers:
-            assert publisher.acked == next(publisher.numbers) > 10
+            assert publisher.acked == next(publisher.numbers) > 0
             wanted = [[number, place] for number in range(publisher.acked) for place in range(publisher.batch)]
             assert all_data(server, publisher.topic) == [*wanted, "last"], "each batch whole, once, in order"
         assert alive(server.process.pid)

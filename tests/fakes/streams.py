@@ -296,6 +296,7 @@ class SocketFollower(Talker):
             self.cursors[message["topic"]] = message["gap_to"]
         elif message["op"] == "error":
             self.errors.append(message["code"])
+            raise ConnectionError("nothing is followed: begin again")
 
 
 class SocketPublisher(Talker):
