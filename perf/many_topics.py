@@ -161,6 +161,7 @@ def main() -> None:
         line["log_gone_s"] = round(wait_for("the log has gone", lambda: len(list(logs.glob("*.log"))) <= 3, 300), 1)
         full = server.roles()
         line["bytes_a_topic (<= 1024)"] = round(sum(full[name] - empty[name] for name in full) / options.topics)
+        line["of_them"] = {name: round((full[name] - empty[name]) / options.topics) for name in full}
         line["files (<= 20000)"] = files_of(directory / "data")
         line["maps_max (<= 4096)"] = server.maps_max()
         first, second = page_ms(server, "")
