@@ -31,8 +31,8 @@ def test_topics_go_to_a_lake_and_back_with_a_driver_killed_on_the_way(java: None
             assert server.ask("POST", f"/v0/topics/{topic}", {"records": records})[0] < 300
     run("export", "--to", export, "--data-dir", server.directory / "data", "--topics", "job.*", "--seal", "--url", url(server))
     ingest = ["spark", "ingest", "--path", export, "--table", table, "--checkpoint", checkpoint, "--json-schema", "infer", "--available-now"]
+    slowly = [TOPICSD, *map(str, ingest), "--max-records-per-trigger", "50", "--local"]  # 86 commits: it is killed long before the last
     ingest += ["--master", "local[2]"]
-    slowly = [TOPICSD, *map(str, ingest), "--max-records-per-trigger", "50"]  # 86 commits: it is killed long before the last
     with subprocess.Popen(slowly, stderr=subprocess.PIPE, text=True, start_new_session=True) as killed:
         assert killed.stderr is not None
         first = next(line for line in killed.stderr if line.startswith('{"batch"'))

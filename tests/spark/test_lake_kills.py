@@ -34,7 +34,7 @@ class Producer(threading.Thread):
     def run(self) -> None:
         try:
             with Client(url(self._server), retries=40) as client:
-                while not self.done.wait(0.05):
+                while not self.done.wait(0.1):
                     topic = self._rng.choice(TOPICS)
                     first = self.counts[topic]
                     records = [{"data": {"n": n}} for n in range(first, first + self._rng.randrange(1, 60))]
@@ -71,7 +71,7 @@ def rounds(count: int, folder: Path, seed: int) -> None:
                 export(server, target)
             # A driver that is to be killed has no end of its own: the producer goes on.
             ends = ["--available-now"] if what == "writer" else ["--interval-ms", "50"]
-            limit = str(rng.randrange(20, 400))
+            limit = str(rng.randrange(1000, 5000) if what == "writer" else rng.randrange(20, 400))  # what has an end must come to it
             job = ingest(server, target if from_export else None, table, "--max-records-per-trigger", limit, *ends)
             assert job.stderr is not None
             for line in job.stderr:  # a batch is in: the next one is on its way
