@@ -117,8 +117,9 @@ cdef int _cross_hole(Page *page, uint64_t seq) noexcept nogil:
     cdef index_entry entry
     cdef uint64_t at = seq, end
     cdef uint32_t reason = 0, other
-    while at <= page.floors.head:
-        end = min(view_hole_part(page.reader.regions, &page.view, at, &other), page.floors.head)
+    cdef uint64_t most = page.floors.head if page.whole else min(page.floors.head, max(seq, page.end))    # one record is asked for, not the gap
+    while at <= most:
+        end = min(view_hole_part(page.reader.regions, &page.view, at, &other), most)
         if end == 0:
             if view_entries(page.reader.regions, &page.view, at, 1, &entry) != 0:
                 return READ_STALE

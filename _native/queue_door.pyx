@@ -3,6 +3,7 @@
 cimport cython
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport ENOENT
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -21,10 +22,12 @@ from topicsd._native.layout cimport (
     key_section, topic_slot,
 )
 from topicsd._native.log cimport Shard
+from topicsd._native.lost_jobs cimport is_corrupt, mark_lost
 from topicsd._native.queue_core cimport QueueCore, lease_node, lease_of, lease_seqs
 from topicsd._native.queue_wire cimport (
-    LEASE_ACK, LEASE_BURY, LEASE_CLAIM, LEASE_RELEASE, LEASE_REMOVE, lease_body, letter_key,
+    LEASE_ACK, LEASE_BURY, LEASE_CLAIM, LEASE_LOST, LEASE_RELEASE, LEASE_REMOVE, lease_body, letter_key,
 )
+from topicsd._native.sealed cimport Sealed
 from topicsd._native.topics cimport delete_seqs, jobs_changed, jobs_of, wake_watchers
 
 cdef enum:
@@ -68,7 +71,7 @@ cdef class QueueDoor(QueueCore):
             return 0
         self.next_token = max(self.next_token, body.first_token + count)
         self.newest_ts = max(self.newest_ts, frame.ts)
-        if body.verb == LEASE_ACK or body.verb == LEASE_BURY or body.verb == LEASE_REMOVE:
+        if body.verb == LEASE_ACK or body.verb == LEASE_BURY or body.verb == LEASE_REMOVE or body.verb == LEASE_LOST:
             if body.verb == LEASE_BURY and topic.config.type == TOPIC_QUEUE and jobs_of(&self.core, slot) != NULL:
                 if frame.position < jobs_of(&self.core, slot).held:
                     delete_seqs(&self.core, slot, lease_seqs(frame), count)
@@ -104,7 +107,11 @@ cdef class QueueDoor(QueueCore):
         return 1
 
     cdef uint64_t _remove(self, uint32_t slot, uint8_t verb, const uint64_t *seqs, uint32_t count) noexcept nogil:
-        cdef uint64_t removed = delete_seqs(&self.core, slot, seqs, count)
+        cdef uint64_t removed
+        cdef uint32_t number
+        for number in range(count if verb == LEASE_LOST else 0):
+            mark_lost(self.core.regions, &self.core.regions.table[slot], seqs[number])
+        removed = delete_seqs(&self.core, slot, seqs, count)
         if verb == LEASE_BURY and self.core.regions.table[slot].config.type == TOPIC_QUEUE and jobs_of(&self.core, slot) != NULL:
             jobs_of(&self.core, slot).dead_lettered += count
             jobs_show(jobs_of(&self.core, slot), &self.core.regions.table[slot])
@@ -288,6 +295,15 @@ cdef class QueueDoor(QueueCore):
         jobs_changed(&self.core, slot)
         if seqs and not due:
             wake_watchers(&self.core, slot)
+
+    def is_unreadable(self, uint32_t slot, uint64_t seq):
+        """Tell whether a sealed record that is live cannot be read, for good: a lack of memory, of descriptors or of the cold tier is none of it."""
+        cdef topic_slot *topic = &self.core.regions.table[slot]
+        cdef Sealed *sealed = <Sealed *>self.core.regions.sealed
+        if sealed == NULL or seq > topic.sealed_through or not self._is_live(topic, seq):
+            return False
+        sealed.maps.failure = 0
+        return is_corrupt(self.core.regions, topic, seq) and (sealed.maps.failure == 0 or sealed.maps.failure == -ENOENT)
 
     def remove_moved(self, uint32_t slot, int verb, list seqs):
         """Delete records that a frame says were moved; return how many were live."""

@@ -11,6 +11,7 @@ from topicsd._native.layout cimport NO_SLOT, OUTCOME_OK, TOPIC_QUEUE
 from topicsd._native.port cimport completed
 from topicsd._native.queue_wire cimport LEASE_ACK, LEASE_CLAIM, LEASE_EXTEND, LEASE_RELEASE
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_OK
+from topicsd._native.work cimport tell_unreadable
 from topicsd._native.work_hot cimport MEMBER_MAX, QUEUE_SCAN_OK, queue_scan, render_claimed, render_settled, submit_work
 
 cdef enum:
@@ -87,6 +88,8 @@ cdef answer_work(Answers line, Call *call):
     else:
         queue_scan(call.raw.bytes + call.body_at, call.raw.used - call.body_at, &hub.work)    # again: it was right before
         status = render_settled(verb_of(call.route), call.name, call.name_bytes, &hub.work, &call.answer, call.told.bytes, total_us, &hub.output)
+    if call.route == <uint32_t>ROUTE_CLAIM:
+        tell_unreadable()
     if status == READ_OK:
         hub.asked = call.asked
         line.answer_end(begin, b"HTTP/1.1 200 OK\r\n", call.close)

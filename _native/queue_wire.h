@@ -38,6 +38,7 @@ enum lease_verb {
     LEASE_EXTEND = 4,
     LEASE_BURY = 5,   /* moved to the dead-letter topic: counted in dead_lettered */
     LEASE_REMOVE = 6, /* moved elsewhere: a redriven dead letter */
+    LEASE_LOST = 7,   /* its bytes cannot be read: gone, and told as such (lost_jobs.pxd) */
 };
 
 struct settle_command {

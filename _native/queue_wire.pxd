@@ -15,6 +15,7 @@ cdef extern from "queue_wire.h" nogil:
     const int LEASE_EXTEND
     const int LEASE_BURY
     const int LEASE_REMOVE
+    const int LEASE_LOST
 
     ctypedef struct held_job "struct held_job":
         uint64_t seq

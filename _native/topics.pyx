@@ -9,8 +9,10 @@ from topicsd._native.index cimport index_append, index_at, index_hole, index_hol
 from topicsd._native.jobs cimport Jobs, jobs_free, jobs_gone, jobs_gone_below, jobs_new, jobs_published, jobs_show
 from topicsd._native.layout cimport (
     DISCARD_REJECT, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
-    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, ROW_HOLES, TOPIC_QUEUE, entry_ext, key_section, record_entry, segment_row,
+    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, ROW_HOLES, TOPIC_QUEUE, entry_ext, key_section,
+    record_entry, segment_row,
 )
+from topicsd._native.lost_jobs cimport was_lost
 from topicsd._native.ring cimport dirty_push
 from topicsd._native.sealed cimport row_at, row_mark, rows_drop_below, sealed_at
 from topicsd._native.sealed_topic cimport sealed_delete_matching, sealed_live
@@ -251,6 +253,8 @@ cdef void _advance(Core *core, topic_slot *topic, uint64_t seq) noexcept nogil:
                 if entry.flags & INDEX_HOLE:
                     last = before
                     reason = (entry.flags >> 8) & 0xFF
+                elif was_lost(core.regions, topic, before):
+                    last, reason = before, LOSS_CORRUPT
                 before += 1
         if last > topic.hole_lost:
             store_relaxed_64(&topic.hole_reason, reason)

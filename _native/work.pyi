@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from topicsd._native.port import Completion, Port
 from topicsd._native.reader import Reader
@@ -12,6 +12,7 @@ RELEASE: int
 EXTEND: int
 BURY: int
 REMOVE: int
+LOST: int
 NOT_QUEUE: int
 JOBS_MAX: int
 
@@ -35,6 +36,9 @@ def settled(payload: bytes, count: int) -> list[bool]:
 
 def render_jobs(reader: Reader, slot: int, topic_id: int, jobs: Sequence[tuple[int, int, int]], deadline: int, now_ms: int) -> list[bytes | None]:
     """Render granted jobs as JSON objects (A §10.2); None for one whose record has gone meanwhile. Raises Gone, Busy, IoError."""
+
+def report_unreadable(callback: Callable[[int, int, list[int]], object] | None) -> None:
+    """Name who is told (slot, topic id, seqs) of granted jobs whose bytes turn out to be damaged, in this process."""
 
 def record_text(reader: Reader, slot: int, topic_id: int, seq: int, now_ms: int) -> tuple[bytes, bytes | None, bytes | None, bytes | None] | None:
     """Return (data, meta, tag, node) of one record as stored, None when it has gone. Raises Gone, Busy, IoError."""

@@ -7,11 +7,11 @@ from libc.string cimport memcpy, memset
 from topicsd._native.atomics cimport load_relaxed_64
 from topicsd._native.diff cimport DiffResult, ReaderCore, diff_records
 from topicsd._native.frame cimport align8
-from topicsd._native.layout cimport NO_SLOT, TOPIC_QUEUE, topic_slot
+from topicsd._native.layout cimport LOSS_CORRUPT, NO_SLOT, TOPIC_QUEUE, topic_slot
 from topicsd._native.port cimport Completion, Port
 from topicsd._native.queue_wire cimport (
-    CLAIM_JOBS_MAX, COMMAND_CLAIM, COMMAND_LEAVE, COMMAND_SETTLE, LEASE_ACK, LEASE_BURY, LEASE_EXTEND, LEASE_RELEASE, LEASE_REMOVE,
-    OUTCOME_NOT_QUEUE, claim_command, held_job, settle_command,
+    CLAIM_JOBS_MAX, COMMAND_CLAIM, COMMAND_LEAVE, COMMAND_SETTLE, LEASE_ACK, LEASE_BURY, LEASE_EXTEND, LEASE_LOST, LEASE_RELEASE,
+    LEASE_REMOVE, OUTCOME_NOT_QUEUE, claim_command, held_job, settle_command,
 )
 from topicsd._native.reader cimport Reader
 from topicsd._native.regions cimport Shared
@@ -23,11 +23,45 @@ from topicsd._native.state cimport READ_GONE, READ_IO, READ_MEMORY, READ_OK
 from topicsd._native.reader import Busy, Gone, IoError
 
 CLAIM, SETTLE, LEAVE = COMMAND_CLAIM, COMMAND_SETTLE, COMMAND_LEAVE
-ACK, RELEASE, EXTEND, BURY, REMOVE = LEASE_ACK, LEASE_RELEASE, LEASE_EXTEND, LEASE_BURY, LEASE_REMOVE
+ACK, RELEASE, EXTEND, BURY, REMOVE, LOST = LEASE_ACK, LEASE_RELEASE, LEASE_EXTEND, LEASE_BURY, LEASE_REMOVE, LEASE_LOST
 NOT_QUEUE = OUTCOME_NOT_QUEUE
 JOBS_MAX = CLAIM_JOBS_MAX
 
 cdef const char *HEX = b"0123456789abcdef"
+
+cdef Unreadable[UNREADABLE_MAX] unreadable
+cdef uint32_t unreadable_used = 0
+cdef object on_unreadable = None
+
+
+# ---- jobs that cannot be read -----------------------------------------------------------------------------------------------------
+
+
+def report_unreadable(callback):
+    global on_unreadable
+    on_unreadable = callback
+
+
+cdef int tell_unreadable() except -1:
+    global unreadable_used
+    cdef uint32_t number
+    cdef dict told = {}
+    if unreadable_used == 0:
+        return 0
+    for number in range(unreadable_used):
+        told.setdefault((unreadable[number].slot, unreadable[number].topic_id), []).append(unreadable[number].seq)
+    unreadable_used = 0
+    if on_unreadable is not None:
+        for (slot, topic_id), seqs in told.items():
+            on_unreadable(slot, topic_id, seqs)
+    return 0
+
+
+cdef void _note_unreadable(uint32_t slot, uint64_t topic_id, uint64_t seq) noexcept nogil:
+    global unreadable_used
+    if unreadable_used < UNREADABLE_MAX:    # the rest is met again when its lease has ended
+        unreadable[unreadable_used].slot, unreadable[unreadable_used].topic_id, unreadable[unreadable_used].seq = slot, topic_id, seq
+        unreadable_used += 1
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------------------
@@ -160,6 +194,8 @@ cdef int put_job(ReaderCore *reader, uint32_t slot, uint64_t topic_id, uint64_t 
     record = out.used
     status = _read_one(reader, slot, topic_id, seq, now_ms, True, True, True, out, &result)
     gone[0] = status == READ_OK and result.matched == 0
+    if gone[0] and result.tombstone == <uint32_t>LOSS_CORRUPT:
+        _note_unreadable(slot, topic_id, seq)
     if status != READ_OK or gone[0]:
         out.used = before
         return status
@@ -190,10 +226,13 @@ def render_jobs(Reader reader not None, uint32_t slot, uint64_t topic_id, jobs, 
         for seq, token, deliveries in jobs:
             out.used = 0
             _checked(put_job(&reader.core, slot, topic_id, seq, token, deliveries, deadline, now_ms, &out, &gone), seq)
+            if unreadable_used == UNREADABLE_MAX:
+                tell_unreadable()
             rendered.append(None if gone else PyBytes_FromStringAndSize(<const char *>out.bytes, out.used))
         return rendered
     finally:
         buffer_free(&out)
+        tell_unreadable()
 
 
 def record_text(Reader reader not None, uint32_t slot, uint64_t topic_id, uint64_t seq, uint64_t now_ms):

@@ -52,6 +52,8 @@ def restrictions(context: Context) -> list[str]:
         if code := int(str(context.shared.shard(number)["read_only"])):
             name = errno.errorcode.get(code, str(code))
             reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")
+    if lost := context.figures.get("jobs_lost"):
+        reasons.append(f"damage: {lost} jobs of queues were taken out because their bytes are damaged; the log names them")
     if damaged := context.figures.get("damaged"):
         reasons.append(f"damage: the scrub has found {damaged} places in sealed files that are not as they were written; `topicsd fsck` names them")
     if context.shared.get("degraded"):

@@ -204,6 +204,25 @@ def _one(context: Context, granted: Granted, job: Job, deadline: int, now_ms: in
         return None
 
 
+class Unreadable:
+    """Tells the writer of granted jobs whose bytes turned out to be damaged: it looks for itself and takes them out. Best effort: they come again."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, slot: int, topic_id: int, seqs: list[int]) -> None:
+        """Tell it as soon as the loop comes to it."""
+        task = asyncio.get_running_loop().create_task(self._tell(slot, topic_id, seqs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, slot: int, topic_id: int, seqs: list[int]) -> None:
+        with contextlib.suppress(errors.TopicsError):
+            answer, _ = await self.context.calls.call({"op": "queue.unreadable", "slot": slot, "topic_id": topic_id, "seqs": seqs})
+            self.context.figures.add("jobs_lost", answer["lost"])
+
+
 class Claim(Route):
     """`POST /v0/topics/:q/claim` (A §10.2); `wait_ms` is beyond the documents."""
 

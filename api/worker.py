@@ -25,6 +25,7 @@ from topicsd.api.cold import ColdTier
 from topicsd.api.context import Context
 from topicsd.api.feed import FeedLoop
 from topicsd.api.polls import Polls
+from topicsd.api.queues import Unreadable
 from topicsd.api.takeover import Takeover
 
 log = structlog.get_logger("worker")
@@ -218,7 +219,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         from topicsd._native.order import Order
         from topicsd._native.port import Port
         from topicsd._native.reader import Reader
-        from topicsd._native.work import leases_in_flight
+        from topicsd._native.work import leases_in_flight, report_unreadable
 
         runtime = self.runtime
         settings, shared = runtime.settings, runtime.shared
@@ -257,6 +258,7 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
         self.context.cold.feed = self.context.feed
         self.context.feed.native.cold = self.context.cold.for_feed
         self.context.calls.chores.append(self._unmap_retired)
+        report_unreadable(Unreadable(self.context))
         self.asgi = self.app.wsgi()(self.context)
 
     def _unmap_retired(self) -> None:

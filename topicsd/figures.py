@@ -16,7 +16,7 @@ WORDS = (
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
     # any worker, by adding: a count may be lost when two add in the same instant
-    "cold_reads", "cold_read_bytes", "cold_unavailable",
+    "cold_reads", "cold_read_bytes", "cold_unavailable", "jobs_lost",
     "exports", "export_failures", "export_bytes", "export_at_ms", "export_lag",
 )  # fmt: skip
 _BYTES = 4096
@@ -41,6 +41,7 @@ _SHOWN = (
     ("cold_failures", "topics_cold_failures_total", "counter", "Copies to the cold tier, and removals there, that failed."),
     ("cold_reads", "topics_cold_reads_total", "counter", "Ranges fetched from the cold tier."),
     ("cold_read_bytes", "topics_cold_read_bytes_total", "counter", "Their bytes."),
+    ("jobs_lost", "topics_jobs_lost_total", "counter", "Jobs of queues taken out because their bytes on the disk are damaged."),
     ("cold_unavailable", "topics_cold_unavailable_total", "counter", "Reads refused because the cold tier did not answer."),
     ("exports", "topics_exports_total", "counter", "Exports that POST /v0/admin/export made."),
     ("export_failures", "topics_export_failures_total", "counter", "Those that committed nothing."),

@@ -320,3 +320,34 @@ def test_a_seq_that_comes_twice_is_extended_once(server: Server) -> None:
     claim(server, "q", "w", max=2)
     answer = post(server, at("q", "extend"), node="w", seqs=[2, 2], lease_ms=1000)
     assert (answer["extended"], answer["skipped"], list(answer["deadlines"])) == (1, [2], ["2"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_jobs_whose_bytes_are_damaged_are_not_leased_for_ever(server: Server) -> None:
+    make(server, "q", dead_letter="dead")
+    for _ in range(10):
+        post(server, at("q"), records=[{"data": "x" * 1000} for _ in range(40)])
+    post(server, at("q") + "/seal")
+    assert server.stop() == 0
+    (data,) = server.data.glob("topics/*/*/*.data")
+    raw = bytearray(data.read_bytes())
+    for place in range(len(raw) // 2, len(raw), 500):
+        raw[place] ^= 1
+    data.write_bytes(raw)
+    server.start()
+
+    alive = [job["$seq"] for job in claim(server, "q", max=400)]
+    assert 0 < len(alive) < 400
+
+    def state() -> Any:
+        return server.call("GET", at("q")).json
+
+    assert eventually(lambda: state()["queue"]["in_flight"] == len(alive), 30.0), state()
+    assert state()["count"] == len(alive) and state()["queue"]["ready"] == 0
+    tombstone = post(server, at("q", "diff"), from_seq=alive[-1])["tombstone"]
+    assert (tombstone["reason"], tombstone["gap_to"]) == ("corrupt", 400)
+    assert eventually(lambda: f"topics_jobs_lost_total {400 - len(alive)}\n" in server.call("GET", "/v0/metrics").body.decode(), 30.0)
+    assert server.call("GET", "/v0/ready").json["degraded"]
+    post(server, at("q", "ack"), node="w", seqs=alive)
+    assert state()["count"] == 0 and post(server, at("q", "diff"), from_seq=0)["tombstone"]["reason"] == "corrupt"

@@ -528,3 +528,81 @@ def test_a_million_ready_jobs_cost_their_index_alone_and_a_hundred_thousand_leas
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- damage --------------------------------------------------------------------------------------------------------------------
+
+
+def damaged(library: Library, jobs: int, keep: int) -> None:
+    """A sealed queue of which all but about the first `keep` jobs can not be read any more."""
+    library.put("q", type="queue", dead_letter="dead", max_deliveries=2)
+    library.append("q", [{"data": "x" * 1000 + str(n)} for n in range(1, jobs + 1)])
+    library.seal("q")
+    library.stop()
+    for path in Path(os.fsdecode(library.directory)).glob("topics/**/*.data"):
+        raw = bytearray(path.read_bytes())
+        for at in range(len(raw) * keep // jobs, len(raw), 500):
+            raw[at] ^= 1
+        path.write_bytes(raw)
+
+
+def told(library: Library) -> Iterator[None]:
+    """Hand what a worker could not read to the writer, as api/queues.py does."""
+
+    def tell(slot: int, topic_id: int, seqs: list[int]) -> None:
+        library.call({"op": "queue.unreadable", "slot": slot, "topic_id": topic_id, "seqs": seqs})
+
+    work.report_unreadable(tell)
+    yield
+    work.report_unreadable(None)
+
+
+reporting = pytest.fixture(told)
+
+
+@pytest.mark.usefixtures("reporting")
+@pytest.mark.parametrize("restart", ["kill", "checkpoint", "reboot"])
+def test_jobs_whose_bytes_are_damaged_leave_the_queue_and_are_told(library: Library, workers: Workers, clock: FakeClock, restart: str) -> None:
+    damaged(library, 900, 300)
+    jobs = workers.claim("q", "w", 900, 10_000)
+    alive = seqs(jobs)
+    assert 0 < len(alive) < 900 and library.engine.queues.lost == 900 - len(alive)
+    assert workers.counters("q") == (0, len(alive), 0) and library.state("q")["count"] == len(alive)
+    assert {each["reason"] for each in library.read_all("q", limit=1000)[1]} == {"corrupt"}
+    if restart == "checkpoint":
+        library.checkpoint()
+    library.reboot() if restart == "reboot" else library.kill()
+    clock.advance(10_001)
+    assert workers.counters("q") == (len(alive), 0, 0) and library.state("q")["count"] == len(alive)
+    again = workers.claim("q", "w", 900, 10_000)
+    assert seqs(again) == alive
+    workers.ack("q", "w", alive)
+    assert workers.counters("q") == (0, 0, 0) and library.state("q")["count"] == 0
+    records, tombstones = library.read_all("q")
+    assert records == [] and [each["reason"] for each in tombstones] == ["corrupt"]
+
+
+@pytest.mark.usefixtures("reporting")
+def test_a_damaged_job_that_is_due_for_the_dead_letters_is_lost_and_not_stuck(library: Library, workers: Workers, clock: FakeClock) -> None:
+    damaged(library, 10, 10)
+    for _ in range(2):
+        assert len(workers.claim("q", "w", 10, 1000)) == 10
+        clock.advance(1001)
+    path = next(Path(os.fsdecode(library.directory)).glob("topics/**/*.data"))
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    library.kill()
+    assert workers.claim("q", "w", 10, 1000) == []
+    ready, in_flight, buried = workers.counters("q")
+    assert (ready, in_flight) == (0, 0) and buried + library.engine.queues.lost == 10 and library.engine.queues.lost > 0
+    assert library.state("q")["count"] == 0
+
+
+@pytest.mark.usefixtures("reporting")
+def test_a_job_that_only_its_worker_finds_unreadable_stays_leased(library: Library, workers: Workers) -> None:
+    damaged(library, 10, 10)
+    jobs = workers.claim("q", "w", 10, 1000)
+    slot = workers.slot("q")
+    answer = library.call({"op": "queue.unreadable", "slot": slot, "topic_id": library.sequencer.topic(slot)["topic_id"], "seqs": [*seqs(jobs), 999]})
+    assert answer["lost"] == 0 and workers.counters("q") == (0, 10, 0)

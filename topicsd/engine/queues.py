@@ -58,11 +58,12 @@ class Queues:
         self.stuck: dict[int, int] = {}  # slot -> topic id of queues whose dead letters could not go yet
         self.failures = 0  # moves of dead letters that failed for another reason than a full topic
         self._reader: Reader | None = None
+        self.lost = 0
         self._retry_at_ms = 0
 
     def commands(self) -> dict[str, Callable[[Json], Answer]]:
         """Return the commands by name."""
-        return {"queue.redrive": self._redrive}
+        return {"queue.redrive": self._redrive, "queue.unreadable": self._unreadable}
 
     def open_reader(self, shared: Shared, directory: str) -> None:
         """Say where records are read from."""
@@ -162,8 +163,9 @@ class Queues:
         """Move one job; return None when it is done, else the outcome that stands in its way."""
         try:
             record = self._read(slot, topic["topic_id"], seq)
-            if record is None:
-                return None  # its time to live is over: the next sweep takes it
+            if record is None:  # its time to live is over, and the next sweep takes it; or it can not be read
+                self.lose(slot, [seq])
+                return None
             target = self._target(target_name)
             data, meta, tag, node = record
             letter = data, _with_provenance(meta, name, deliveries, seq), tag, node
@@ -174,6 +176,26 @@ class Queues:
     def _target(self, name: str) -> int:
         slot = self.engine.sequencer.find(name.encode())
         return self.engine.create(name.encode(), TopicConfig(), by_write=True) if slot is None else int(slot)
+
+    # ---- jobs that can not be read -------------------------------------------------------------------------------------------------
+
+    def _unreadable(self, command: Json) -> Answer:
+        """Hear of granted jobs that a worker could not read. Internal: from a worker, never from a client."""
+        slot, lost = command["slot"], 0
+        if self.engine.sequencer.topic(slot)["topic_id"] == command["topic_id"]:
+            lost = self.lose(slot, command["seqs"])
+        return self._answer({"lost": lost}, None)
+
+    def lose(self, slot: int, seqs: list[int]) -> int:
+        """Take jobs out whose bytes are damaged, by the writer's own look at them; return how many. What it can read stays leased to its worker."""
+        sequencer = self.engine.sequencer
+        lost = [seq for seq in seqs if sequencer.is_unreadable(slot, seq)]
+        if lost:
+            self._remove(slot, work.LOST, lost)
+            self.lost += len(lost)
+            name = sequencer.topic_name(slot).decode()
+            log.error("jobs are lost: their bytes are damaged", queue=name, jobs=len(lost), first_seq=lost[0], last_seq=lost[-1])
+        return len(lost)
 
     # ---- the way back --------------------------------------------------------------------------------------------------------------
 
