@@ -1,9 +1,9 @@
 # Jobs whose bytes the disk has damaged: they leave the live count, and the loss is told.
 #
-# A claim grants jobs by the index; only the worker that shows them reads their bytes. What it cannot read is reported (work.pyx), the writer looks
-# for itself, and takes the job out with a LEASE frame of verb LEASE_LOST. A reader gets `corrupt` for it while it stands in its segment. When the
-# topic's front passes it, the writer has to look again at what is deleted there, to make it part of the floor: rows with such jobs are marked for that.
-# The mark is in the row, so snapshots have it; replay of the frame sets it, too.
+# A claim grants jobs by the index; only the worker that shows them reads their bytes. What it cannot read is reported (work.pyx), the writer
+# looks for itself, and takes the job out with a LEASE frame of verb LEASE_LOST. A reader gets `corrupt` for it while it stands in its segment. When
+# the topic's front passes it, the writer has to look again at what is deleted there, to make it part of the floor: rows with such jobs are marked
+# for that. The mark is in the row, so snapshots have it; replay of the frame sets it, too.
 #
 # Owner: the writer.
 from libc.stdint cimport uint64_t
