@@ -9,6 +9,7 @@ import json
 import random
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
@@ -206,7 +207,7 @@ def client_frame(payload: bytes, opcode: int = 1) -> bytes:
     return bytes([0x80 | opcode]) + length + key + (int.from_bytes(payload, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
 
 
-class Talker:
+class Talker(ABC):
     """Talk over WebSockets that break: one connection after the other, until `done`. Only whole messages count."""
 
     def __init__(self, address: Any) -> None:
@@ -216,16 +217,17 @@ class Talker:
         self.writer: asyncio.StreamWriter | None = None
 
     @property
+    @abstractmethod
     def done(self) -> bool:
-        raise NotImplementedError
+        """Tell whether all that is wanted has come."""
 
+    @abstractmethod
     def begin(self) -> None:
         """Say what comes first on a new connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, message: dict[str, Any]) -> None:
         """Take one message in."""
-        raise NotImplementedError
 
     def say(self, command: dict[str, Any]) -> None:
         """Send a command, where there is a connection."""
