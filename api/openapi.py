@@ -25,6 +25,7 @@ QUERY: dict[str, Schema] = {
     "cursor": {"type": "string"},
     "touch": FLAG,
     "if_empty": FLAG,
+    "lenient": FLAG,
     "return_seqs": FLAG,
     "token": {"type": "string"},
     "node": {"type": "string"},
@@ -67,6 +68,8 @@ def _operation(operation: Operation, scopes: tuple[str, ...], routes: dict[str, 
     parameters += [{"name": name, "in": "query", "schema": QUERY[name]} for name in operation.query]
     if operation.name == "write":
         parameters.append({"name": "Idempotency-Key", "in": "header", "schema": {"type": "string", "maxLength": 256, "pattern": "^[ -~]*$"}})
+    if operation.name == "stream":
+        parameters.append({"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}})
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,

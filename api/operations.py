@@ -53,7 +53,7 @@ OPERATIONS = (
     Operation("GET", "/v0/routers/{router}", "router", "Show a router", "RouterState", errors=("router_not_found",)),
     Operation("DELETE", "/v0/routers/{router}", "unroute", "Delete a router", "RouterDelete"),
     Operation("GET", "/v0/routers", "routers", "List routers", "RouterList", query=(*LIST, "source", "dest")),
-    Operation("POST", "/v0/watch", "watch", "Make a watch session", "Session", "Watch", errors=("topic_not_found",)),
+    Operation("POST", "/v0/watch", "watch", "Make a watch session", "Session", "Watch", ("lenient",), errors=("topic_not_found",)),
     Operation("GET", "/v0/watch/{wid}", "stream", "Follow a session as server-sent events", None, query=("token",), errors=("not_acceptable",),
               media="text/event-stream"),
     Operation("GET", f"{TOPIC}/groups", "groups", "List a topic's consumer groups", "GroupList", query=LIST, errors=("topic_not_found",)),

@@ -162,7 +162,6 @@ SCHEMAS: dict[str, Schema] = {
         consistency={"enum": ["eventual", "strong"]},
         opening_id=FLAG,
         cursor=ANY,
-        lenient=FLAG,
     ),
     "Session": members(
         {"wid": TEXT, "stream_url": TEXT, "session_ttl_ms": COUNT}

@@ -150,13 +150,18 @@ class WatchStream(Route):
             raise
         context.feed.sweep()
         try:
+            connection = exchange.scope["topicsd.connection"]
             rewind(session, exchange.headers.get(b"last-event-id", b""), Options.from_bytes(session.options).opening_id)
             session.begin()
-            connection = exchange.scope["topicsd.connection"]
         except BaseException:
             session.close(context.now_ms)
             sessions.leave(context.ring, key)
             raise
+        if connection.transport is None or connection.transport.is_closing():
+            # The client left while the other stream was waited for: nobody would count this one out.
+            session.close(context.now_ms)
+            sessions.leave(context.ring, key)
+            return
         receiver = EventSink(context, key, exchange.request_id)
         transport = connection.take_over(receiver)
         receiver.start(transport, session)

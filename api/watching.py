@@ -101,6 +101,10 @@ def check_name(name: str, field: str) -> str:
     return check_topic_name(name, field)
 
 
+def _inside(field: str, member: str) -> str:
+    return f"{field}.{member}" if field else member
+
+
 def read_start(value: object, name: str, field: str) -> Start:
     """Check what stands under a topic's name. Raises Invalid."""
     if not isinstance(value, dict):
@@ -109,9 +113,9 @@ def read_start(value: object, name: str, field: str) -> Start:
     if from_seq is None:
         from_seq = 0
     if type(from_seq) is not int or not 0 <= from_seq < 2**63:
-        raise errors.Invalid(f"{field}.from_seq", "expected an unsigned integer")
+        raise errors.Invalid(_inside(field, "from_seq"), "expected an unsigned integer")
     if tail is not None and type(tail) is not bool:
-        raise errors.Invalid(f"{field}.tail", "expected a boolean")
+        raise errors.Invalid(_inside(field, "tail"), "expected a boolean")
     return Start(from_seq, bool(tail))
 
 

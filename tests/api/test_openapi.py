@@ -46,6 +46,15 @@ def test_names_are_unique_and_every_reference_leads_somewhere(run):
     run(test)
 
 
+def test_a_watch_may_be_lenient_and_its_stream_resumes_by_id(run):
+    async def test(house):
+        paths = json.loads((await house.ask("GET", "/v0/openapi.json")).body)["paths"]
+        assert {(each["in"], each["name"]) for each in paths["/v0/watch"]["post"]["parameters"]} == {("query", "lenient")}
+        assert ("header", "Last-Event-ID") in {(each["in"], each["name"]) for each in paths["/v0/watch/{wid}"]["get"]["parameters"]}
+
+    run(test)
+
+
 def test_every_scope_and_every_error_that_a_line_names_is_one():
     assert {code for each in operations.OPERATIONS for code in each.errors} <= set(wire.STATUS)
     assert len(operations.OPERATIONS) < 96, "the meters have room for so many: METER_OPERATIONS"

@@ -160,6 +160,9 @@ def test_what_is_no_command_is_told_with_the_id_where_there_is_one(run):
         assert (await line.ask({"op": "publish", "records": [{"data": 1}]}))["detail"] == {"field": "topic"}
         assert (await line.ask(write("-bad")))["detail"] == {"field": "topic"}
         assert (await line.ask(write(records=[{}])))["detail"] == {"field": "records[0].data"}
+        assert (await line.ask({"op": "subscribe", "topic": "a", "from_seq": -1}))["detail"] == {"field": "from_seq"}
+        assert (await line.ask({"op": "subscribe", "topic": "a", "tail": "x"}))["detail"] == {"field": "tail"}
+        assert (await line.ask({"op": "subscribe", "topics": {"a": {"from_seq": -1}}}))["detail"] == {"field": "topics.a.from_seq"}
 
     run(test)
 

@@ -387,6 +387,18 @@ class Same:
     __hash__ = None  # type: ignore[assignment]
 
 
+def test_takeovers_whose_clients_hang_up_at_once_leave_no_place_taken(tmp_path: Path) -> None:
+    with Server(tmp_path, TOPICS_WORKERS=3) as own:
+        own.ready()
+        assert own.write("t", 1)[0] == 201
+        paths = [own.ask("POST", "/v0/watch", {"topics": {"t": {}}})[1]["stream_url"] for _ in range(8)]
+        for number in range(400):
+            with opened(own, "GET", paths[number % len(paths)], None, None, **EVENTS) as line:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        own.until(lambda: ask(own, "GET", "/v0/metrics", None, None, Accept="application/json")[1]["topics_sse_connections"] == 0)
+        assert "internal error" not in own.log
+
+
 def test_who_shows_no_id_gets_again_what_its_kernel_had_not_taken(tmp_path: Path) -> None:
     """A §7.4: a client that was cut before its first id, with bytes under way."""
 
