@@ -9,6 +9,7 @@
  * publishes: with one topic, or a window of 1. `cpu` is this process's own share of one CPU.
  */
 #define _GNU_SOURCE
+#include "basics.h"
 #include "histogram.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -46,17 +47,6 @@ static struct watcher *watchers;
 static struct histogram latencies;
 static uint64_t sent_at[SENT_KEPT], published, acked, delivered, measured;
 static char input[1 << 20];
-
-static void fail(const char *what, const char *why) {
-    fprintf(stderr, "%s: %s\n", what, why);
-    exit(1);
-}
-
-static uint64_t now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
 
 /* Count a marker (of at most 16 bytes), also where it stands across two pieces. */
 static uint64_t count(struct counter *counter, const char *bytes, size_t length, const char *marker) {

@@ -8,6 +8,7 @@
  * had no CPU left, and what it measures counts for nothing.
  */
 #define _GNU_SOURCE
+#include "basics.h"
 #include "histogram.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -40,17 +41,6 @@ static struct speaker speakers[SPEAKERS_MAX];
 static struct histogram latencies;
 static uint64_t wrong_own, wrong_order, late;
 static char input[PIECE + STAMP], frame[1 << 16];
-
-static void fail(const char *what, const char *why) {
-    fprintf(stderr, "%s: %s\n", what, why);
-    exit(1);
-}
-
-static uint64_t now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
 
 static void send_all(int fd, const char *bytes, size_t length) {
     while (length) {

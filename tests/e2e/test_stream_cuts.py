@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,18 @@ async def kill_some(server: Server, proxy: CuttingProxy, kills: int, chance: ran
     return done
 
 
+async def follow_to_the_end(
+    server: Server, followers: Sequence[Follower | SocketFollower], heads: dict[str, int], running: list[asyncio.Future[None]]
+) -> None:
+    """Write a last record to each topic, let the first follower come now that the start is gone, and wait for all."""
+    for topic in TOPICS:  # whoever has everything already waits for bytes that nobody sends: one record more ends that
+        heads[topic] = insist(server, "POST", f"/v0/topics/{topic}", LAST)["head_seq"]
+    for follower in followers:
+        follower.ends.update(heads)
+    running.append(asyncio.ensure_future(followers[0].run()))
+    await asyncio.wait_for(asyncio.gather(*running), 120)
+
+
 async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[list[Follower], dict[str, int], CuttingProxy]:
     chance = random.Random(seed)
     proxy = CuttingProxy(lambda: server.address, cuts, chance)
@@ -154,13 +167,7 @@ async def cut_many(server: Server, cuts: int, kills: int, seed: int) -> tuple[li
     heads = await write_until(server, lambda: proxy.cuts >= cuts and killing.done())
     for follower in followers:
         follower.ends.update(heads)
-    # Whoever has everything already waits for bytes that nobody sends: one record more ends that.
-    for topic in TOPICS:
-        heads[topic] = insist(server, "POST", f"/v0/topics/{topic}", LAST)["head_seq"]
-    for follower in followers:
-        follower.ends.update(heads)
-    running.append(asyncio.ensure_future(followers[0].run()))  # it comes when the start is gone
-    await asyncio.wait_for(asyncio.gather(*running), 120)
+    await follow_to_the_end(server, followers, heads, running)
     assert killing.result() == kills
     return followers, heads, proxy
 
@@ -215,12 +222,7 @@ async def cut_sockets(
         publisher.last = True
         publisher.say({"op": "ping"})  # an answer, so that it looks again whether it is done
     await asyncio.wait_for(asyncio.gather(*running[len(followers) - 1 :]), 120)
-    for topic in TOPICS:  # whoever has everything already waits for bytes that nobody sends: one record more ends that
-        heads[topic] = insist(server, "POST", f"/v0/topics/{topic}", LAST)["head_seq"]
-    for follower in followers:
-        follower.ends.update(heads)
-    running.append(asyncio.ensure_future(followers[0].run()))  # it comes when the start is gone
-    await asyncio.wait_for(asyncio.gather(*running), 120)
+    await follow_to_the_end(server, followers, heads, running)
     assert killing.result() == kills
     return followers, publishers, heads, proxy
 

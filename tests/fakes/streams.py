@@ -130,7 +130,26 @@ def watch(server: Server, topics: dict[str, Any], **options: Any) -> str:
     return str(body["wid"])
 
 
-class Follower:
+class Persistent(ABC):
+    """Come again after each broken connection, until `done`."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Tell whether all that is wanted has come."""
+
+    @abstractmethod
+    async def _once(self) -> None: ...
+
+    async def run(self) -> None:
+        """Go on until everything is done."""
+        while not self.done:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._once()
+            await asyncio.sleep(0.002)
+
+
+class Follower(Persistent):
     """Follow one session to a last seq of each topic, over as many connections as it takes; what a topic's records were is in `seqs`."""
 
     def __init__(self, wid: str, address: Any, ends: dict[str, int]) -> None:
@@ -147,13 +166,6 @@ class Follower:
     @property
     def done(self) -> bool:
         return all(self.seqs[topic] and self.seqs[topic][-1] >= end for topic, end in self.ends.items())
-
-    async def run(self) -> None:
-        """Read until everything is there."""
-        while not self.done:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await self._once()
-            await asyncio.sleep(0.002)
 
     async def _once(self) -> None:
         reader, writer = await asyncio.open_connection(*self.address())
@@ -207,7 +219,7 @@ def client_frame(payload: bytes, opcode: int = 1) -> bytes:
     return bytes([0x80 | opcode]) + length + key + (int.from_bytes(payload, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
 
 
-class Talker(ABC):
+class Talker(Persistent):
     """Talk over WebSockets that break: one connection after the other, until `done`. Only whole messages count."""
 
     def __init__(self, address: Any) -> None:
@@ -215,11 +227,6 @@ class Talker(ABC):
         self.connections = 0
         self.refused: set[int] = set()  # statuses but 101
         self.writer: asyncio.StreamWriter | None = None
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """Tell whether all that is wanted has come."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -233,13 +240,6 @@ class Talker(ABC):
         """Send a command, where there is a connection."""
         if self.writer is not None:
             self.writer.write(client_frame(json.dumps(command).encode()))
-
-    async def run(self) -> None:
-        """Talk until everything is done."""
-        while not self.done:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await self._once()
-            await asyncio.sleep(0.002)
 
     async def _once(self) -> None:
         reader, writer = await asyncio.open_connection(*self.address())

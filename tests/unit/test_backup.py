@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.object_store import a_bucket
 from topicsd import snapshot
 from topicsd._native.log_walk import LogFormatError
 from topicsd.backup import manifest
@@ -333,16 +334,8 @@ def test_the_commands_say_what_they_do(library: Library, clock: FakeClock, tmp_p
 
 
 def test_an_object_store_holds_a_backup(library: Library, clock: FakeClock, tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    boto3 = pytest.importorskip("boto3")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys).create_bucket(Bucket="backups")
-        config = {"aws_endpoint": f"http://{host}:{port}", "aws_region": "us-east-1", "client_options": {"allow_http": True}, **keys}
-        shelf = open_shelf("s3://backups/prefix", **config)
+    with a_bucket("backups") as options:
+        shelf = open_shelf("s3://backups/prefix", **options)
         work(library)
         before = seen(library)
         assert copy(library, shelf).new_objects > 5
@@ -352,5 +345,3 @@ def test_an_object_store_holds_a_backup(library: Library, clock: FakeClock, tmp_
         again = opened(tmp_path / "new", clock)
         assert seen(again) == before
         again.close()
-    finally:
-        server.stop()

@@ -14,6 +14,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.object_store import a_bucket
 from oracle.model import Refused
 from topicsd import errors
 from topicsd._native import upkeep
@@ -242,16 +243,8 @@ def test_bytes_decide_what_stays_hot_too(library: Library, cold: FolderCold) -> 
 
 
 def test_an_object_store_is_a_cold_tier(library: Library) -> None:
-    pytest.importorskip("obstore")
-    boto3 = pytest.importorskip("boto3")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys).create_bucket(Bucket="cold")
-        endpoint = {"aws_endpoint": f"http://{host}:{port}", "aws_region": "us-east-1"}
-        library.cold = open_cold("s3://cold/events", client_options={"allow_http": True}, **endpoint, **keys)
+    with a_bucket("cold") as options:
+        library.cold = open_cold("s3://cold/events", **options)
         library.put("t")
         fill(library, "t", 400)
         library.seal("t", 100)
@@ -268,8 +261,6 @@ def test_an_object_store_is_a_cold_tier(library: Library) -> None:
             library.checkpoint()
         move(library, library.cold)
         assert list(library.cold.names()) == []
-    finally:
-        server.stop()
 
 
 def test_an_export_reads_a_tier_that_is_a_folder(library: Library, cold: FolderCold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
