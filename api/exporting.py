@@ -25,6 +25,8 @@ from topicsd.api.reading import reading
 from topicsd.api.sealing import seal
 from topicsd.lake import manifest
 from topicsd.lake.scan import matches
+from topicsd.lake.storage import open_storage
+from topicsd.objects import is_url
 
 PAGE = 1000
 log = structlog.get_logger("export")
@@ -36,7 +38,7 @@ def routes(context: Context) -> dict[str, Route]:
 
 
 class Export(Route):
-    """Run an export to a folder of the server's machine."""
+    """Run an export to a folder of the server's machine, or to an object store that its environment opens."""
 
     scopes = {"POST": ("admin",)}  # noqa: RUF012
 
@@ -55,8 +57,7 @@ class Export(Route):
                     await seal(context, topic)
                 except errors.TopicNotFound:
                     continue
-        report = await asyncio.to_thread(self._run, asked)
-        found = await asyncio.to_thread(manifest.latest, Path(asked["to"]))
+        report, found = await asyncio.to_thread(self._run, asked)
         lag = self._lag(found, wanted)
         for name, value in (("exports", 1), ("export_bytes", report["bytes_copied"])):
             context.figures.add(name, value)
@@ -75,8 +76,8 @@ class Export(Route):
                 return out
             after = page[-1][1]
 
-    def _run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Run the command; its report. Raises Invalid: nothing was committed."""
+    def _run(self, asked: dict[str, Any]) -> tuple[dict[str, Any], manifest.Manifest | None]:
+        """Run the command; its report, and the manifest that there is then. Raises Invalid: nothing was committed."""
         command = [
             sys.executable,
             "-P",
@@ -94,7 +95,12 @@ class Export(Route):
             command += ["--since", asked["since"]]
         done = subprocess.run([*command, *(["--prune"] if asked["prune"] else [])], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode == 0:
-            return dict(json.loads(done.stdout))
+            report = dict(json.loads(done.stdout))
+            try:
+                return report, manifest.read(open_storage(asked["to"]), report["manifest"])
+            except (OSError, manifest.ManifestError) as wrong:  # it has been committed: only the lag is not known
+                log.error("an export cannot be read", why=str(wrong))
+                return report, None
         self.context.figures.add("export_failures")
         told = done.stderr.strip().splitlines()
         log.error("an export failed", code=done.returncode, why=told[-1] if told else "")
@@ -118,17 +124,21 @@ class Export(Route):
         return lag
 
 
+def _is_place(told: object) -> bool:
+    return isinstance(told, str) and (is_url(told) or Path(told).is_absolute())
+
+
 def _read(told: dict[str, Any]) -> dict[str, Any]:
     """Check the body. Raises Invalid."""
     to, topics, since = told.get("to"), told.get("topics"), told.get("since")
-    if not isinstance(to, str) or not Path(to).is_absolute():
-        raise errors.Invalid("to", "expected the absolute path of a folder on the server's machine")
+    if not _is_place(to):
+        raise errors.Invalid("to", "expected the absolute path of a folder on the server's machine, or s3://bucket/prefix")
     if isinstance(topics, str):
         topics = [name.strip() for name in topics.split(",")]
     if topics is not None and not (isinstance(topics, list) and topics and all(isinstance(name, str) and name for name in topics)):
         raise errors.Invalid("topics", "expected names, or prefixes with * at their end")
-    if since is not None and not (isinstance(since, str) and Path(since).is_absolute()):
-        raise errors.Invalid("since", "expected the absolute path of a manifest")
+    if since is not None and not _is_place(since):
+        raise errors.Invalid("since", "expected the absolute path of a manifest, or its URL")
     flags = {name: told.get(name, False) for name in ("seal", "prune")}
     for name, value in flags.items():
         if not isinstance(value, bool):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import topicsd
+from fakes.object_store import a_bucket
 from fakes.server import Server, answer
 
 pytest.importorskip("pyarrow")
@@ -31,10 +32,32 @@ def test_an_export_is_made_by_the_server_and_says_how_far_behind_it_is(tmp_path:
         assert "topics_exports_total 3" in metrics and "topics_export_lag_records 0" in metrics
 
 
+def test_an_export_goes_to_an_object_store_that_the_servers_environment_opens(tmp_path: Path) -> None:
+    with a_bucket("lake") as options:
+        opened = {"AWS_ENDPOINT_URL": options["aws_endpoint"], "AWS_REGION": "us-east-1"}
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
+        with Server(tmp_path, **opened, **keys) as server:
+            server.ready()
+            for n in range(5):
+                server.write("a", n)
+            status, told = server.ask("POST", "/v0/admin/export", {"to": "s3://lake/x", "seal": True})
+            assert (status, told["manifest"], told["lag_records"]) == (200, 1, 0)
+            found = topicsd.scan("s3://lake/x", columns=["data"], storage_options=options).read_all().to_pylist()
+            assert [json.loads(row["data"]) for row in found] == [0, 1, 2, 3, 4]
+            server.write("a", 5)
+            since = "s3://lake/x/manifests/00000000000000000001.jsonl"
+            status, told = server.ask("POST", "/v0/admin/export", {"to": "s3://lake/new", "seal": True, "since": since})
+            assert (status, told["lag_records"]) == (200, 0)
+            found = topicsd.scan("s3://lake/new", columns=["seq"], storage_options=options).read_all().to_pylist()
+            assert found == [{"seq": 6}]
+            status, told = server.ask("POST", "/v0/admin/export", {"to": "s3://nosuchbucket/x"})
+            assert status == 400 and "hush" not in json.dumps(told)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({}, "to"), ({"to": "relative"}, "to"), ({"to": "s3://bucket/x"}, "to"), ({"to": "/x", "topics": []}, "topics"),
+        ({}, "to"), ({"to": "relative"}, "to"), ({"to": "ftp://bucket/x"}, "to"), ({"to": "/x", "topics": []}, "topics"),
         ({"to": "/x", "seal": 1}, "seal"), ({"to": "/x", "since": 5}, "since"), ({"to": "/proc/nowhere"}, "to"),
     ],
 )  # fmt: skip

@@ -3,12 +3,14 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from oracle.segment_oracle import Row
 from topicsd._native import frame
 from topicsd._native.segment_build import Writer
 from topicsd.lake.export import Exporter, Report
 from topicsd.lake.sources import DirectorySource
+from topicsd.lake.storage import Storage
 
 
 def entry(data: object, tag: str | None = None, meta: dict[str, str] | None = None) -> bytes:
@@ -44,6 +46,6 @@ class Lake:
         os.utime(path, ns=(1, 1))
         return path
 
-    def export(self, prune: bool = False) -> Report:
+    def export(self, prune: bool = False, to: Storage | None = None, **more: Any) -> Report:
         names = {topic_id: name for name, topic_id in self.ids.items()}
-        return Exporter(DirectorySource(self.data, names), self.to, prune=prune).run()
+        return Exporter(DirectorySource(self.data, names), to or self.to, prune=prune, **more).run()

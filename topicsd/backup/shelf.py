@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from topicsd import objects
 from topicsd._native.file_ops import NewFile
 from topicsd._native.file_ops import make_folder as make_one_folder
 from topicsd._native.files import FileSystem
 from topicsd._native.segment_build import make_folder
+from topicsd.objects import ObjectStore
 
 PIECE_BYTES = 1 << 20
 
@@ -132,19 +134,12 @@ class FolderShelf:
 
 
 class ObjectShelf:
-    """An object store by URL, through obstore; a put says "only if it is not there" (a conditional put)."""
+    """An object store by URL; a put says "only if it is not there" (a conditional put)."""
 
-    def __init__(self, url: str, **config: Any) -> None:
-        try:
-            import obstore
-            from obstore.store import from_url
-        except ImportError as wrong:
-            raise BackupError(f"{url}: an object store needs the extra `s3` (pip install 'topicsd[s3]')") from wrong
-        self.url, self._obstore = url, obstore
-        try:
-            self._store = from_url(url, **config)
-        except Exception as wrong:
-            raise BackupError(f"{url}: {wrong}") from wrong
+    def __init__(self, url: str, **options: Any) -> None:
+        with _as_backup_error():
+            self._store = ObjectStore(url, options)
+        self.url = url
 
     def alone(self) -> AbstractContextManager[None]:
         """Nobody need wait: a put says whether the name was free."""
@@ -152,36 +147,36 @@ class ObjectShelf:
 
     def size(self, name: str) -> int | None:
         """Ask for an object's head."""
-        try:
-            return int(self._obstore.head(self._store, name)["size"])
-        except FileNotFoundError:
-            return None
-        except Exception as wrong:
-            raise BackupError(f"{self.url}/{name}: {wrong}") from wrong
+        with _as_backup_error():
+            try:
+                return self._store.size(name)
+            except FileNotFoundError:
+                return None
 
     def put(self, name: str, raw: bytes | memoryview) -> None:
         """Put an object if it is not there."""
-        try:
-            self._obstore.put(self._store, name, bytes(raw), mode="create", use_multipart=False)
-        except Exception as wrong:
-            if type(wrong).__name__ == "AlreadyExistsError":
-                raise TakenError(f"{self.url}/{name} is there already") from wrong
-            raise BackupError(f"{self.url}/{name}: {wrong}") from wrong
+        with _as_backup_error():
+            self._store.create(name, raw)
 
     def read(self, name: str) -> bytes:
         """Get an object."""
-        try:
-            return bytes(self._obstore.get(self._store, name).bytes())
-        except Exception as wrong:
-            raise BackupError(f"{self.url}/{name}: {wrong}") from wrong
+        with _as_backup_error():
+            return self._store.read(name)
 
     def names(self, folder: str) -> list[str]:
         """List the objects of a folder."""
-        try:
-            found: Iterator[Any] = iter(self._obstore.list(self._store, prefix=folder))
-            return sorted(meta["path"].rpartition("/")[2] for batch in found for meta in batch)
-        except Exception as wrong:
-            raise BackupError(f"{self.url}/{folder}: {wrong}") from wrong
+        with _as_backup_error():
+            return sorted(found.name.rpartition("/")[2] for found in self._store.listed(f"{folder}/"))
+
+
+@contextmanager
+def _as_backup_error() -> Iterator[None]:
+    try:
+        yield
+    except objects.TakenError as wrong:
+        raise TakenError(str(wrong)) from wrong
+    except OSError as wrong:
+        raise BackupError(str(wrong)) from wrong
 
 
 def open_shelf(place: str, files: FileSystem | None = None, **config: Any) -> Shelf:

@@ -13,10 +13,10 @@ EXIT_FAILED = 2
 
 
 @click.command()
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path, file_okay=False), help="directory of the export; it is made")
+@click.option("--to", "target", required=True, help="directory of the export, which is made, or s3://bucket/prefix")
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
 @click.option("--topics", help="names, or prefixes with * at their end, with commas between them [all]")
-@click.option("--since", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="leave out the seqs that this manifest has")
+@click.option("--since", help="leave out the seqs that this manifest has: its path or URL")
 @click.option("--seal", is_flag=True, help="have the server seal the topics first")
 @click.option("--url", envvar="TOPICS_URL", default="http://127.0.0.1:4000", show_default=True, help="the server, for --seal [TOPICS_URL]")
 @click.option("--token", envvar="TOPICS_TOKEN", help="for --seal; it needs the scope admin [TOPICS_TOKEN]")
@@ -24,10 +24,10 @@ EXIT_FAILED = 2
 @click.option("--follow", is_flag=True, help="go on until SIGTERM or Ctrl-C")
 @click.option("--interval-ms", type=click.IntRange(min=1), default=10_000, show_default=True, help="time between two runs of --follow")
 def export(
-    target: Path,
+    target: str,
     data_dir: Path,
     topics: str | None,
-    since: Path | None,
+    since: str | None,
     seal: bool,
     url: str,
     token: str | None,
@@ -40,10 +40,11 @@ def export(
 
     from topicsd._native.segment import SegmentError
     from topicsd.lake import manifest
-    from topicsd.lake.export import Exporter, VerifyError
+    from topicsd.lake.export import Exporter
     from topicsd.lake.scan import matches
     from topicsd.lake.server import Server, ServerError
     from topicsd.lake.sources import DirectorySource
+    from topicsd.lake.storage import VerifyError, open_storage
     from topicsd.snapshot import NewerSnapshotError
 
     stop = threading.Event()
@@ -51,14 +52,15 @@ def export(
         signal.signal(number, lambda _number, _frame: stop.set())
     wanted = [name.strip() for name in topics.split(",")] if topics else None
     try:
-        base = manifest.parse(since.read_bytes(), since) if since else None
+        base = manifest.load(since) if since else None
+        storage = open_storage(target)
         while True:
             if seal:
                 server = Server(url, token)
                 for name in server.topics():
                     if matches(name, wanted):
                         server.seal(name)
-            report = Exporter(DirectorySource(data_dir), target, topics=wanted, since=base, prune=prune, quiet=follow).run()
+            report = Exporter(DirectorySource(data_dir), storage, topics=wanted, since=base, prune=prune, quiet=follow).run()
             click.echo(orjson.dumps(report.line()))
             if not follow or stop.wait(interval_ms / 1000):
                 return

@@ -1,8 +1,8 @@
-"""Export sealed segments to a directory: copy what is new, verify the copy, commit a manifest (docs/format/export.md).
+"""Export sealed segments to a folder or an object store: copy what is new, verify the copy, commit a manifest (docs/format/export.md).
 
-A run writes files that no manifest names yet, each under a temporary name until it is whole, verified and synced; the manifest is the last thing that
-it writes. So a run that is killed leaves litter at most, and the next one takes from it what has its final name. Two runs at once write the same
-files or others, never half ones; whose manifest comes second is made anew on top of the first.
+A run writes files that no manifest names yet, each under a temporary name until it is whole, verified and synced (objects are whole or not there);
+the manifest is the last thing that it writes. So a run that is killed leaves litter at most, and the next one takes from it what has its final
+name. Two runs at once write the same files or others, never half ones; whose manifest comes second is made anew on top of the first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,17 @@ from topicsd.lake.manifest import DELETED, MANIFESTS, PARTS, Manifest, Row, Topi
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
 from topicsd.lake.sources import Sealed, Source, SourceTopic
+from topicsd.lake.storage import LITTER_AGE_S, Folder, Storage, VerifyError, open_storage
 from topicsd.segments.names import Place
-from topicsd.segments.repair import sync_folder
 
 SMALL_BYTES = 1 << 20  # segments below share a file
 BUNDLE_BYTES = 64 << 20  # a shared file is closed above
 COPY_BYTES = 64 << 20
-LITTER_AGE_S = 3600.0  # a younger file without a manifest may be another run's
 FRESH_NS = 2_000_000_000
 NEWER = 4
 FLAG_DELETED = 0xD5
 CANNOT_SHARE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 MANIFESTS_KEPT = 3  # by a prune: who reads an older one has so many runs to finish
-
-
-class VerifyError(Exception):
-    """Say that a copy is not what its source says."""
 
 
 @dataclass
@@ -78,10 +73,10 @@ class Exporter:
     """One run. `topics`: names or prefixes with * at the end; None: all. `quiet`: without anything new no manifest is written."""
 
     def __init__(
-        self, source: Source, root: Path, *, topics: Iterable[str] | None = None, since: Manifest | None = None, prune: bool = False,
+        self, source: Source, root: Path | Storage, *, topics: Iterable[str] | None = None, since: Manifest | None = None, prune: bool = False,
         quiet: bool = False, now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:  # fmt: skip
-        self.source, self.root = source, root
+        self.source, self.storage = source, open_storage(root)
         self._wanted = None if topics is None else list(topics)
         self._since, self._prune, self._quiet, self._now_ms = since, prune, quiet, now_ms
         self._run = secrets.token_hex(8)
@@ -89,13 +84,13 @@ class Exporter:
         self._report = Report()
         self._bundle: list[tuple[str, Row, bytes]] = []  # (topic, row as far as known, parts)
         self._bundled = 0
+        self._sizes: dict[str, int] = {}
         self._rows: dict[str, list[Row]] = {}
 
     def run(self) -> Report:
         """Copy what is new and commit. Raises OSError, ManifestError, VerifyError, SegmentError: then nothing has been committed."""
-        (self.root / MANIFESTS).mkdir(parents=True, exist_ok=True)
-        (self.root / PARTS).mkdir(exist_ok=True)
-        previous = manifests.latest(self.root)
+        self.storage.prepare((MANIFESTS, PARTS))
+        previous = manifests.latest(self.storage)
         seen: dict[str, SourceTopic] = {}
         try:
             for topic in self.source.topics():
@@ -104,9 +99,7 @@ class Exporter:
                     self._topic(topic, previous)
             self._close_bundle()
         finally:
-            for path in (self.root / PARTS).glob(f"*.{self._run}.tmp"):
-                path.unlink(missing_ok=True)
-        sync_folder(self.root / PARTS)
+            self.storage.tidy(PARTS, self._run)
         made = self._commit(seen, previous)
         if self._prune:
             self._remove_litter()
@@ -148,28 +141,44 @@ class Exporter:
         if old is not None and old.stamp == stamp and self._whole(old):
             self._rows[topic.name].append(replace(old, first_seq=piece.first_seq, last_seq=piece.last_seq))
             return
-        if place.data_bytes or place.data.path.stat().st_size < SMALL_BYTES:
+        folder = self.storage if isinstance(self.storage, Folder) else None
+        small = place.data_bytes or place.data.path.stat().st_size < SMALL_BYTES
+        if small or folder is None:
             raw = self._load(place, gone)
             parts = raw.data[: raw.data_bytes] + raw.index + raw.tags
             row = self._row(topic, piece, raw, stamp, parts)
             if old is not None and old.parts_xxh3 == row.parts_xxh3 and self._whole(old):
                 self._rows[topic.name].append(replace(old, first_seq=row.first_seq, last_seq=row.last_seq, stamp=stamp))
                 return
+            if not small:
+                name = f"{PARTS}/{topic.epoch:016x}-{place.first_seq:020d}-{xxhash.xxh3_128_hexdigest(parts)}.parts"
+                self._keep(name, parts)
+                self._rows[topic.name].append(replace(row, file=name))
+                return
             self._bundle.append((topic.name, row, parts))
             self._bundled += len(parts)
             if self._bundled >= BUNDLE_BYTES:
                 self._close_bundle()
             return
-        row = self._large(topic, piece, place, stamp, gone)
+        row = self._large(folder, topic, piece, place, stamp, gone)
         if old is not None and old.parts_xxh3 == row.parts_xxh3 and self._whole(old):
             row = replace(old, first_seq=row.first_seq, last_seq=row.last_seq, stamp=stamp)
         self._rows[topic.name].append(row)
 
     def _whole(self, row: Row) -> bool:
-        try:
-            return (self.root / row.file).stat().st_size >= row.end_offset
-        except FileNotFoundError:
-            return False
+        """Say whether the file that holds a row's parts is there, and long enough."""
+        if row.file not in self._sizes:
+            try:
+                self._sizes[row.file] = self.storage.size(row.file)
+            except FileNotFoundError:
+                self._sizes[row.file] = 0
+        return self._sizes[row.file] >= row.end_offset
+
+    def _keep(self, name: str, raw: bytes) -> None:
+        """Have the bytes under a name, which says what they are, verified there."""
+        if self.storage.keep(name, raw, self._run):
+            self._report.bytes_copied += len(raw)
+        self._sizes.pop(name, None)
 
     def _load(self, place: Place, gone: Sequence[int]) -> _Raw:
         with place.data.path.open("rb") as file:
@@ -209,9 +218,10 @@ class Exporter:
             xxhash.xxh3_64_hexdigest(parts), stamp,
         )  # fmt: skip
 
-    def _large(self, topic: SourceTopic, piece: Piece, place: Place, stamp: str, gone: Sequence[int]) -> Row:
+    def _large(self, folder: Folder, topic: SourceTopic, piece: Piece, place: Place, stamp: str, gone: Sequence[int]) -> Row:
         name = f"{PARTS}/{topic.epoch:016x}-{place.first_seq:020d}-{xxhash.xxh3_64_hexdigest(stamp.encode())}.parts"
-        final, unfinished = self.root / name, self.root / f"{name}.{self._run}.tmp"
+        final, unfinished = folder.root / name, folder.root / f"{name}.{self._run}.tmp"
+        self._sizes.pop(name, None)
         try:
             os.utime(final)  # a run that was killed has copied it; a prune leaves young files alone
         except FileNotFoundError:
@@ -252,16 +262,7 @@ class Exporter:
             return
         raw = b"".join(parts for _, _, parts in self._bundle)  # parts are 8-aligned
         name = f"{PARTS}/bundle-{xxhash.xxh3_128_hexdigest(raw)}.parts"
-        final, unfinished = self.root / name, self.root / f"{name}.{self._run}.tmp"
-        if not final.exists() or final.read_bytes() != raw:
-            with unfinished.open("wb") as out:
-                out.write(raw)
-                out.flush()
-                os.fsync(out.fileno())
-            unfinished.replace(final)
-            if final.read_bytes() != raw:
-                raise VerifyError(f"{final}: it does not read as it was written")
-            self._report.bytes_copied += len(raw)
+        self._keep(name, raw)
         at = 0
         for topic, row, parts in self._bundle:
             moved = {field: getattr(row, field) + at for field in ("data_offset", "index_offset", "tags_offset", "end_offset")}
@@ -282,22 +283,22 @@ class Exporter:
             self._report.changed = _unstamped(before) != _unstamped(topics)
             if self._quiet and previous and not self._report.changed:
                 return previous
-            if manifests.commit(self.root, made):
+            if manifests.commit(self.storage, made):
                 return made
-            previous = manifests.latest(self.root)
+            previous = manifests.latest(self.storage)
 
     def _remove_litter(self) -> None:
-        """Remove manifests that are old, and files that none of the others needs."""
-        numbers = manifests.numbers(self.root)
-        for number in numbers[:-MANIFESTS_KEPT]:
-            manifests.path_of(self.root, number).unlink(missing_ok=True)
+        """Remove manifests that are old, and files that none of the others needs. "Now" is when the newest one was written: one clock says both."""
+        found = manifests.listed(self.storage)
+        for number in list(found)[:-MANIFESTS_KEPT]:
+            self.storage.remove(manifests.name_of(number))
         needed: set[str] = set()
-        for number in numbers[-MANIFESTS_KEPT:]:
-            needed |= manifests.parse(manifests.path_of(self.root, number).read_bytes()).files()
-        oldest = time.time() - LITTER_AGE_S
-        for path in (self.root / PARTS).iterdir():
-            if f"{PARTS}/{path.name}" not in needed and path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+        for number in list(found)[-MANIFESTS_KEPT:]:
+            needed |= manifests.read(self.storage, number).files()
+        oldest = max(found.values(), default=0.0) - LITTER_AGE_S
+        for file in self.storage.listed(PARTS):
+            if file.name not in needed and file.modified < oldest:
+                self.storage.remove(file.name)
                 self._report.files_pruned += 1
 
 

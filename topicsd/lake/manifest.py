@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,12 +12,14 @@ import orjson
 import xxhash
 
 from topicsd.lake.pieces import Piece
+from topicsd.lake.storage import Storage, open_storage
+from topicsd.objects import is_url
 from topicsd.segments.names import Place, Spot
-from topicsd.segments.repair import sync_folder
 
 FORMAT, FORMAT_VERSION = "topicsd-export", 1
 MANIFESTS, PARTS = "manifests", "parts"
 DELETED = "deleted"
+TRIES = 3
 _NAME = re.compile(r"(\d{20})\.jsonl")
 
 
@@ -95,8 +95,13 @@ class Topic:
         times = {"first_ts": self.rows[0].first_ts, "last_ts": self.rows[-1].last_ts} if self.rows else {}
         return orjson.dumps(head | times | figures | {"segments": [asdict(row) for row in self.rows]}) + b"\n"
 
-    def pieces(self, root: Path, first_seq: int = 0, end_seq: int | None = None) -> Iterator[Piece]:
-        """What a reader of first_seq .. end_seq - 1 reads; what no segment holds inside of that is a gap. first_seq 0: from the first one on."""
+    def pieces(
+        self, root: Path, first_seq: int = 0, end_seq: int | None = None, *, since: int | None = None, until: int | None = None
+    ) -> Iterator[Piece]:
+        """What a reader of first_seq .. end_seq - 1 reads; what no segment holds inside of that is a gap. first_seq 0: from the first one on.
+
+        since, until (epoch ms, inclusive and exclusive): segments that have no record of that time are left out.
+        """
         at, end = first_seq or self.first_seq, self.next_seq if end_seq is None else end_seq
         for row in self.rows:
             first, last = max(row.first_seq, at), min(row.last_seq, end - 1)
@@ -104,9 +109,9 @@ class Topic:
                 continue
             if first > at:
                 yield Piece(self.name, at, first - 1, None, "missing")
-            if row.file:
+            if row.file and not ((since is not None and row.last_ts < since) or (until is not None and row.first_ts >= until)):
                 yield Piece(self.name, first, last, row.place(root, self.epoch))
-            elif row.why != DELETED:
+            elif not row.file and row.why != DELETED:
                 yield Piece(self.name, first, last, None, row.why, row.last_ts)
             at = last + 1
         if at < end:
@@ -161,41 +166,57 @@ def _row(told: dict[str, Any]) -> Row:
     return Row(**{name: told[name] for name in _FIELDS})
 
 
+def name_of(number: int) -> str:
+    """The name of a manifest in its export."""
+    return f"{MANIFESTS}/{number:020d}.jsonl"
+
+
 def path_of(root: Path, number: int) -> Path:
     """The file of a manifest."""
-    return root / MANIFESTS / f"{number:020d}.jsonl"
+    return root / name_of(number)
 
 
-def numbers(root: Path) -> list[int]:
+def listed(root: Path | Storage) -> dict[int, float]:
+    """All manifests by their numbers, ascending, with the times at which they were written (epoch s, by the clock of what holds them)."""
+    found = ((_NAME.fullmatch(one.name.rpartition("/")[2]), one.modified) for one in open_storage(root).listed(MANIFESTS))
+    return dict(sorted((int(name[1]), modified) for name, modified in found if name))
+
+
+def numbers(root: Path | Storage) -> list[int]:
     """The numbers of all manifests, ascending."""
-    folder = root / MANIFESTS
-    found = (_NAME.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
-    return sorted(int(name[1]) for name in found if name)
+    return list(listed(root))
 
 
-def latest(root: Path) -> Manifest | None:
+def read(root: Path | Storage, number: int) -> Manifest:
+    """A manifest by its number. Raises ManifestError, OSError."""
+    storage = open_storage(root)
+    return parse(storage.read(name_of(number)), f"{storage}/{name_of(number)}")
+
+
+def latest(root: Path | Storage) -> Manifest | None:
     """The newest manifest, None when there is none. Raises ManifestError when it is damaged: an older one would bring back what has been pruned."""
-    found = numbers(root)
-    return parse(path_of(root, found[-1]).read_bytes(), path_of(root, found[-1])) if found else None
-
-
-def commit(root: Path, manifest: Manifest) -> bool:
-    """Make a manifest the newest one; False when another run has taken its number. Raises OSError."""
-    final = path_of(root, manifest.number)
-    unfinished = final.with_name(f"{final.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with unfinished.open("xb") as file:
-            file.write(manifest.raw())
-            file.flush()
-            os.fsync(file.fileno())
+    storage = open_storage(root)
+    for _ in range(TRIES):
+        found = numbers(storage)
+        if not found:
+            return None
         try:
-            os.link(unfinished, final)  # a rename would replace what another run has written meanwhile
-        except FileExistsError:
-            return False
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync_folder(final.parent)
-    return True
+            return read(storage, found[-1])
+        except FileNotFoundError:
+            continue  # it has been pruned: newer ones are there
+    raise ManifestError(f"{storage}: its manifests go faster than they can be read")
+
+
+def load(place: str) -> Manifest:
+    """A manifest by its path or URL. Raises ManifestError, OSError."""
+    folder, _, name = place.rpartition("/")
+    raw = open_storage(folder).read(name) if is_url(place) else Path(place).read_bytes()
+    return parse(raw, place)
+
+
+def commit(root: Path | Storage, manifest: Manifest) -> bool:
+    """Make a manifest the newest one; False when another run has taken its number. Raises OSError."""
+    return open_storage(root).create(name_of(manifest.number), manifest.raw())
 
 
 def without(rows: Iterable[Row], taken: Iterable[Row]) -> Iterator[Row]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from topicsd._native.segment import SegmentError
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.segment_scan import COLUMN_NAMES, GapError, Scanner
+from topicsd.lake.parts import Files, MappedFiles
 from topicsd.segments.names import Place
 
 if TYPE_CHECKING:
     import pyarrow
 
-MAPS_KEPT = 8
 SEQ_MAX = 2**63 - 1
 OnRange = Literal["fail", "row", "skip"]
 OnMissing = Literal["corrupt", "gap", "fail"]
@@ -47,29 +45,12 @@ class Piece:
     ts: int | None = None  # epoch ms of a range without a place
 
 
-class _Maps:
-    """The last few files, mapped."""
-
-    def __init__(self) -> None:
-        self._maps: dict[Path, mmap.mmap | bytes] = {}
-
-    def at(self, path: Path) -> mmap.mmap | bytes:
-        found = self._maps.pop(path, None)
-        if found is None:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        self._maps[path] = found  # the last one used stands last
-        if len(self._maps) > MAPS_KEPT:
-            del self._maps[next(iter(self._maps))]
-        return found
-
-
 class Reader:
     """Read pieces one after another into record batches.
 
     `columns`: names of `COLUMN_NAMES`, in the order wanted. since, until: epoch ms, inclusive and exclusive. Raises DamagedError when
     `on_corrupt` is "fail" and something is damaged, GapError when `on_gap` is and a range was lost, SegmentError for a newer format, OSError.
+    `files`: gives the parts of segments; without it they are files of this machine.
     `on_missing`: what a file is that is not there: damage, a gap, or GapError in any case.
     """
 
@@ -84,11 +65,12 @@ class Reader:
         on_missing: OnMissing = "corrupt",
         rows_max: int = 65536,
         bytes_max: int = 64 << 20,
+        files: Files | None = None,
     ) -> None:
         self._fails, self._missing = on_corrupt == "fail", on_missing
         self._since, self._until = since, until
         self._scanner = Scanner(columns, rows_max=rows_max, bytes_max=bytes_max, corrupt=on_corrupt, gaps=on_gap)
-        self._maps = _Maps()
+        self._files: Files = MappedFiles() if files is None else files
         self._examiner = Examiner()
 
     @property
@@ -125,7 +107,7 @@ class Reader:
             damage = str(wrong)
         except FileNotFoundError as wrong:
             damage = f"{wrong.filename} is missing"
-            if self._missing != "corrupt" and not piece.place.data.path.exists():
+            if self._missing != "corrupt" and not self._files.there(piece.place):
                 self._lost(piece)
                 return
         if damage:
@@ -149,18 +131,13 @@ class Reader:
         return DamagedError(piece.topic, seq, seq, str(wrong))
 
     def _fill(self, piece: Piece, place: Place, first_seq: int, index: bytes | None = None) -> Iterator[None]:
+        last_seq = piece.last_seq or SEQ_MAX
+        index_part = (index, 0) if index is not None else self._files.index(place)
+        data_part = self._files.data(place, index_part, first_seq, last_seq)
         self._scanner.open(
-            piece.topic.encode(),
-            self._maps.at(place.index.path) if index is None else index,
-            self._maps.at(place.data.path),
-            index_offset=place.index.offset if index is None else 0,
-            data_offset=place.data.offset,
-            first_seq=first_seq,
-            last_seq=piece.last_seq or SEQ_MAX,
-            since=self._since,
-            until=self._until,
-            remade=index is not None,
-        )
+            piece.topic.encode(), index_part[0], data_part[0], index_offset=index_part[1], data_offset=data_part[1], first_seq=first_seq,
+            last_seq=last_seq, since=self._since, until=self._until, remade=index is not None,
+        )  # fmt: skip
         while self._scanner.fill():
             yield
 
@@ -168,8 +145,8 @@ class Reader:
         """Go on from first_seq with an index that is made again from the data, or tell the whole rest as lost."""
         identity = (place.topic_id, place.first_seq, place.last_seq) if place.topic_id and place.last_seq else None
         try:
-            data = self._maps.at(place.data.path)
-            self._examiner.examine(data, data_offset=place.data.offset, data_bytes=place.data_bytes, identity=identity)
+            data, offset = self._files.data(place)
+            self._examiner.examine(data, data_offset=offset, data_bytes=place.data_bytes, identity=identity)
             index = self._examiner.remade("index")
         except (FileNotFoundError, SegmentError):
             last_seq = piece.last_seq or place.last_seq or first_seq

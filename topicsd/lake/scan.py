@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from topicsd._native.segment import SegmentError, header_of
 from topicsd._native.segment_scan import COLUMN_NAMES
 from topicsd.lake import manifest as manifests
+from topicsd.lake.manifest import ManifestError
+from topicsd.lake.parts import files_of, root_of
 from topicsd.lake.pieces import OnRange, Piece, Reader
+from topicsd.lake.storage import Folder, Storage, open_storage
 from topicsd.segments import names
 from topicsd.segments.names import Place
 from topicsd.segments.verify import load, pack_places
@@ -75,14 +78,20 @@ def _with_range(place: Place) -> Place:
     return place
 
 
-def pieces_of(directory: Path) -> Iterator[Piece]:
-    """Pieces of an export by its newest manifest, or of a directory of segments. Raises ManifestError, OSError, FileNotFoundError."""
-    newest = manifests.latest(directory)
+def pieces_of(storage: Storage, topics: Iterable[str] | None = None, since: int | None = None, until: int | None = None) -> Iterator[Piece]:
+    """Pieces of the chosen topics: of an export by its newest manifest, without segments of other times; or of a folder of segments.
+
+    Raises ManifestError, OSError.
+    """
+    newest = manifests.latest(storage)
+    if newest is None and not isinstance(storage, Folder):
+        raise ManifestError(f"{storage}: no manifest of an export")
     if newest is None:
-        yield from pieces_by_names(directory)
+        yield from (piece for piece in pieces_by_names(root_of(storage)) if matches(piece.topic, topics))
         return
     for name in sorted(newest.topics):
-        yield from newest.topics[name].pieces(directory)
+        if matches(name, topics):
+            yield from newest.topics[name].pieces(root_of(storage), since=since, until=until)
 
 
 def scan(
@@ -95,17 +104,19 @@ def scan(
     on_corrupt: OnRange = "fail",
     on_gap: OnRange = "row",
     rows_max: int = 65536,
+    storage_options: Mapping[str, str] | None = None,
 ) -> pyarrow.RecordBatchReader:
-    """Read segments below `path` as Arrow record batches.
+    """Read segments below `path`, or an export at a URL (`s3://bucket/prefix`), as Arrow record batches.
 
     columns: of topic, seq, ts, node, tag, meta, data, _kind, seq_end, _err, _raw, in the order wanted. topics: names, or prefixes with * at their
     end. since (inclusive) and until (exclusive): epoch ms or a datetime with a time zone. on_gap, on_corrupt: what is lost or damaged is a row of
-    _kind "gap" or "corrupt" ("row"), raises ("fail") or is left out ("skip"). Raises DamagedError, GapError, ManifestError, SegmentError for a newer
-    format, OSError, ValueError; while it is read, too.
+    _kind "gap" or "corrupt" ("row"), raises ("fail") or is left out ("skip"). storage_options: for an object store, by the names of obstore and
+    deltalake (`aws_endpoint`, `aws_access_key_id`, …); what they leave out comes from the environment. Raises DamagedError,
+    GapError, ManifestError, SegmentError for a newer format, OSError, ValueError; while it is read, too.
     """
     import pyarrow
 
     wanted = [topics] if isinstance(topics, str) else None if topics is None else list(topics)
-    reader = Reader(columns, since=epoch_ms(since), until=epoch_ms(until), on_corrupt=on_corrupt, on_gap=on_gap, rows_max=rows_max)
-    pieces = (piece for piece in pieces_of(Path(path)) if matches(piece.topic, wanted))
-    return pyarrow.RecordBatchReader.from_batches(reader.schema, reader.read(pieces))
+    storage, begin, end = open_storage(path, storage_options), epoch_ms(since), epoch_ms(until)
+    reader = Reader(columns, since=begin, until=end, on_corrupt=on_corrupt, on_gap=on_gap, rows_max=rows_max, files=files_of(storage))
+    return pyarrow.RecordBatchReader.from_batches(reader.schema, reader.read(pieces_of(storage, wanted, begin, end)))

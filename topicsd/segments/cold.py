@@ -7,9 +7,9 @@ A store may be slow, hang or be gone: nothing here is called by the writer or by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from topicsd._native.files import FileSystem
@@ -17,11 +17,15 @@ from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import make_folder
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.whole_files import copy_whole, remove, write_whole
+from topicsd.objects import ObjectStore
 from topicsd.segments.names import Name, place_of, topic_folder
 
 HEADER_BYTES = 128
 CLIENT_TIMEOUT = "10s"  # of one request to an object store
 CONNECT_TIMEOUT = "3s"
+CLIENT_RETRIES = 2
+
+T = TypeVar("T")
 
 
 class ColdError(Exception):
@@ -107,66 +111,42 @@ class FolderCold:
 
 
 class ObjectCold:
-    """An object store by URL, through obstore. Credentials come from the environment, as the store's own tools take them."""
+    """An object store by URL. A reader waits for a while only: few tries, and short ones."""
 
-    def __init__(self, url: str, **config: Any) -> None:
+    def __init__(self, url: str, **options: Any) -> None:
         try:
-            import obstore
-            from obstore.store import from_url
-        except ImportError as wrong:
-            raise ColdError(f"{url}: an object store needs the extra `s3` (pip install 'topicsd[s3]')") from wrong
-        self._obstore = obstore
-        options = {"timeout": CLIENT_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT} | config.pop("client_options", {})
-        try:
-            self._store = from_url(url, client_options=options, retry_config={"max_retries": 2}, **config)
-        except Exception as wrong:
-            raise ColdError(f"{url}: {wrong}") from wrong
+            self._store = ObjectStore(url, options, timeout=CLIENT_TIMEOUT, connect_timeout=CONNECT_TIMEOUT, retries=CLIENT_RETRIES, attempts=1)
+        except OSError as wrong:
+            raise ColdError(str(wrong)) from wrong
         self.url = url
 
-    def _call(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
+    def _call(self, name: str, function: Callable[..., T], *args: Any) -> T:
         try:
-            return function(self._store, *args, **options)
+            return function(name, *args)
         except FileNotFoundError as wrong:
             raise ColdMissingError(f"{self.url}/{name} is not there") from wrong
-        except Exception as wrong:
-            raise ColdError(f"{self.url}/{name}: {type(wrong).__name__}: {str(wrong)[:500]}") from wrong
+        except OSError as wrong:
+            raise ColdError(str(wrong)) from wrong
 
     def put(self, name: str, path: Path) -> None:
         """Upload a file: large ones in parts, visible at once when the last one is there."""
-        self._call(name, self._obstore.put, name, path)
+        self._call(name, self._store.put, path)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Bytes of an object, by a range request."""
-        if length <= 0:
-            return b""
-        try:
-            return bytes(self._call(name, self._obstore.get_range, name, start=offset, end=offset + length))
-        except ColdMissingError:
-            raise
-        except ColdError:  # a range that begins behind the end is refused
-            if offset >= self.size(name):
-                return b""
-            raise
+        """Bytes of an object, by range requests."""
+        return bytes(self._call(name, self._store.read_range, offset, offset + length))
 
     def size(self, name: str) -> int:
         """Bytes of an object."""
-        return int(self._call(name, self._obstore.head, name)["size"])
+        return self._call(name, self._store.size)
 
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
-        try:
-            self._call(name, self._obstore.delete, name)
-        except ColdMissingError:
-            pass
+        self._call(name, self._store.delete)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """List all objects, page by page."""
-        folder = prefix.rpartition("/")[0] or None
-        stream = iter(self._call(prefix, self._obstore.list, prefix=folder))
-        found = []
-        while batch := self._call(prefix, lambda _: next(stream, None)):
-            found += [meta["path"] for meta in batch if meta["path"].startswith(prefix)]
-        yield from sorted(found)
+        yield from (found.name for found in self._call(prefix, self._store.listed))
 
 
 def open_cold(place: str, files: FileSystem | None = None, **config: Any) -> Cold:

@@ -98,7 +98,7 @@ class Audit:
             if isinstance(found, Listing):
                 pieces: list[Any] = plan.live_spans([cut])
             else:
-                pieces = list(plan.stream_pieces(found.topics[name], Path(self._options.path), cut, self._options))
+                pieces = list(plan.stream_pieces(found.topics[name], self._options.root, cut, self._options))
             day = ""
             parts: list[pyarrow.Table] = []
             for batch in read(self._options, pieces):

@@ -87,7 +87,7 @@ def tasks(found: Manifest | Listing, parts: list[Part], options: Options, cores:
         if isinstance(found, Listing):
             pieces = plan.live_spans([cut])
         else:
-            pieces = plan.stream_pieces(found.topics[part.topic], Path(options.path), cut, options)
+            pieces = plan.stream_pieces(found.topics[part.topic], options.root, cut, options)
         weighed += [(piece, (piece.last_seq - piece.first_seq + 1) * mean + plan.PIECE_BYTES) for piece in pieces]
     total = sum(size for _, size in weighed)
     count = max(-(-total // options.partition_bytes), min(cores, -(-total // PARTITION_BYTES_MIN)), 1)

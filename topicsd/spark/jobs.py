@@ -28,7 +28,7 @@ def source(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--topics", help="names, or prefixes with * at their end, with commas between them [all]"),
         click.option("--token", envvar="TOPICS_TOKEN", help="a key of the server [TOPICS_TOKEN]"),
         click.option("--url", envvar="TOPICS_URL", help="a live server [TOPICS_URL]"),
-        click.option("--path", type=click.Path(path_type=Path, exists=True, file_okay=False), help="an export; it goes before --url"),
+        click.option("--path", help="an export: a folder or s3://bucket/prefix; it goes before --url"),
     ):
         command = option(command)
     return command
@@ -71,13 +71,16 @@ def session(name: str, master: str | None) -> Any:
     return made
 
 
-def options_of(path: Path | None, url: str | None, token: str | None, topics: str | None, **more: Any) -> Any:
+def options_of(path: str | None, url: str | None, token: str | None, topics: str | None, **more: Any) -> Any:
     """The source's options."""
+    from topicsd.objects import is_url
     from topicsd.spark.options import OptionError, parse
 
     if path is None and url is None:
         raise OptionError("name an export (--path) or a server (--url, TOPICS_URL)")
-    where: dict[str, Any] = {"path": str(path.absolute())} if path is not None else {"url": url} | ({"token": token} if token else {})
+    where: dict[str, Any] = (
+        {"path": path if is_url(path) else str(Path(path).absolute())} if path is not None else {"url": url} | ({"token": token} if token else {})
+    )
     return parse({name: str(value) for name, value in (where | ({"topics": topics} if topics else {}) | more).items() if value is not None})
 
 
@@ -102,7 +105,7 @@ def tell(report: dict[str, Any], *, err: bool = False) -> None:
 @click.option("--local", is_flag=True, help="without Spark and Java: tasks run in this process, one after another")
 @failing
 def ingest(
-    path: Path | None, url: str | None, token: str | None, topics: str | None, table: Path, kind: str, checkpoint: Path | None,
+    path: str | None, url: str | None, token: str | None, topics: str | None, table: Path, kind: str, checkpoint: Path | None,
     json_schema: str, max_records_per_trigger: int | None, max_partition_bytes: int | None, available_now: bool, interval_ms: int,
     allow_data_loss: bool, on_corrupt: str, master: str | None, local: bool,
 ) -> None:  # fmt: skip
@@ -138,7 +141,7 @@ def _bar(report: dict[str, Any]) -> None:
 @source
 @click.option("--table", required=True, type=click.Path(path_type=Path, file_okay=False))
 @failing
-def audit(path: Path | None, url: str | None, token: str | None, topics: str | None, table: Path) -> None:
+def audit(path: str | None, url: str | None, token: str | None, topics: str | None, table: Path) -> None:
     """Compare a lake table with an export, a server or both, by topic and day; a line for each, the verdict last. Exit 1: something differs."""
     from topicsd.spark.audit import Audit
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from topicsd._native.segment_scan import COLUMN_NAMES
 from topicsd.lake.pieces import OnRange
+from topicsd.objects import OPTION_PREFIXES, is_url, storage_options
 
 TYPES = {
     "topic": "string", "seq": "bigint", "ts": "timestamp", "node": "string", "tag": "string", "meta": "map<string,string>", "data": "string",
@@ -32,9 +34,10 @@ class OptionError(ValueError):
 class Options:
     """What a reader was asked for."""
 
-    path: str  # of an export; empty: a live server is read
+    path: str  # of an export, or its URL; empty: a live server is read
     url: str
-    token: str | None
+    token: str | None = field(repr=False)
+    storage: dict[str, str] = field(repr=False)  # what opens the object store of a path
     topics: tuple[str, ...] | None
     columns: tuple[str, ...]
     partition_bytes: int
@@ -49,6 +52,11 @@ class Options:
     trigger_records: int | None
     trigger_bytes: int | None
 
+    @property
+    def root(self) -> Path:
+        """What the names of an export's files are put behind: nothing, where an object store has them."""
+        return Path() if is_url(self.path) else Path(self.path)
+
     def schema(self) -> str:
         """The columns as Spark's DDL."""
         return ", ".join(f"`{name}` {TYPES[name]}" for name in self.columns)
@@ -57,11 +65,15 @@ class Options:
 def parse(options: Mapping[str, str]) -> Options:
     """Read options. Raises OptionError."""
     told = {name.lower(): value for name, value in options.items()}
-    unknown = set(told) - KNOWN
+    unknown = {name for name in set(told) - KNOWN if not name.startswith(OPTION_PREFIXES)}
     if unknown:
-        raise OptionError(f"format topicsd has no option {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KNOWN))}")
+        raise OptionError(
+            f"format topicsd has no option {', '.join(sorted(unknown))}; it knows {', '.join(sorted(KNOWN))}, and those of an object store"
+        )
     if bool(told.get("path")) == bool(told.get("url")):
-        raise OptionError("format topicsd needs the option path, the directory of an export, or the option url, a live server; not both")
+        raise OptionError(
+            "format topicsd needs the option path, the directory or the s3:// URL of an export, or the option url, a live server; not both"
+        )
     columns = _list(told.get("columns")) or COLUMN_NAMES
     if len(set(columns)) != len(columns) or not set(columns) <= set(COLUMN_NAMES):
         raise OptionError(f"columns are some of {', '.join(COLUMN_NAMES)}, each once, not {', '.join(columns)}")
@@ -71,7 +83,7 @@ def parse(options: Mapping[str, str]) -> Options:
         raise OptionError(f"onCorrupt is fail or row, not {on_corrupt}")
     honest = "_kind" in columns  # else nobody could tell a range from a record
     return Options(
-        told.get("path", ""), told.get("url", ""), told.get("token"), _list(told.get("topics")), tuple(columns),
+        told.get("path", ""), told.get("url", ""), told.get("token"), storage_options(told), _list(told.get("topics")), tuple(columns),
         _number(told, "maxpartitionbytes") or 128 << 20,
         _number(told, "recordsperpartition") or 250_000, told.get("startingoffsets", "earliest"), told.get("endingoffsets", "latest"),
         _number(told, "startingtimestamp", least=0), _number(told, "endingtimestamp", least=0),
@@ -85,7 +97,7 @@ class SinkOptions:
     """What a writer was asked for."""
 
     url: str
-    token: str | None
+    token: str | None = field(repr=False)
     topic: str | None  # None: a column names it
     chunk_records: int
     chunk_bytes: int

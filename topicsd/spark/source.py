@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -61,7 +60,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[Pieces]:
         found = look(self.options)
         if isinstance(found, Manifest):
-            return _partitions(plan.batch(found, Path(self.options.path), self.options))
+            return _partitions(plan.batch(found, self.options.root, self.options))
         return _partitions(plan.live_batch(found, self.options))
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
@@ -105,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[Pieces]:
         if self.options.path:
-            return [Pieces(pieces) for pieces in plan.stream(newest(self.options), Path(self.options.path), start, end, self.options)]
+            return [Pieces(pieces) for pieces in plan.stream(newest(self.options), self.options.root, start, end, self.options)]
         return [Pieces(spans) for spans in plan.live_stream(start, end, self.options)]
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
