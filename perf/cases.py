@@ -23,6 +23,7 @@ class Case:
     limit: int = 256
     topics: int = 1
     unit: str = "requests"  # or records, or p50_us
+    topic: str = "there"  # what a diff reads: there (in the log's tail) or sealed (the same records, in a segment)
 
     def options(self) -> dict[str, Any]:
         """Return the load generator's options."""
@@ -80,6 +81,7 @@ CASES = [
         Case(f"diff {limit}", (*ONE, "redis-everysec", "nats-default"), work="diff", connections=8, limit=limit, size=300, unit="records")
         for limit in (1, 256, 1000)
     ),
+    Case("diff 1000, sealed", ("topicsd-1",), work="diff", connections=8, limit=1000, size=300, unit="records", topic="sealed"),
     Case("state c64", ONE, work="state", connections=64),
     Case("mixed 90/10 c64", ("topicsd-1", "topicsd-2", "bare"), work="mixed", connections=64, limit=100),
     Case("long-poll wake-up", (*ONE, "handover"), work="wake", unit="p50_us"),
@@ -125,5 +127,7 @@ TARGETS = [
     Target("batch 1000 x 300 B", "batch 1000 x 300 B", "bare", 0.4),
     Target("diff, limit 1000", "diff 1000", "bare", 0.4),
     Target("  beside Redis XREAD", "diff 1000", "redis-everysec", 2.5),
+    Target("  of sealed records, beside the tail", "diff 1000, sealed", "diff 1000/topicsd-1", 1 / 1.3),
+    Target("  of sealed records, a second", "diff 1000, sealed", "3 M records", 1.0),
     Target("long-poll wake-up, p50", "long-poll wake-up", "bare", 2.0, value="p50_us", at_most=True),
 ]

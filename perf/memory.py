@@ -1,6 +1,6 @@
-"""What does a record in the tail cost in memory, and what do idle topics cost? Beside what the index cannot do without: 24 B a record.
+"""What does a record in the tail cost in memory, one that is sealed, and what do idle topics cost? Beside 24 B: what the index cannot do without.
 
-    python perf/memory.py [--records 4000000] [--topics 100000] [--directory DIR]
+    python perf/memory.py [--records 4000000] [--sealed 10000000] [--topics 100000] [--directory DIR]
 
 Counted is what nobody can take away without swap: RssAnon + RssShmem of the writer, in which all shared tables are touched.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "out"))
 
@@ -20,6 +21,8 @@ from append_engine import Case, Engine
 
 import build
 from topicsd._native.scan import Limits
+from topicsd._native.sealer import Sealer
+from topicsd.segments.sealing import Policy, Rounds
 
 
 def resident_bytes(pid: int) -> int:
@@ -41,6 +44,33 @@ def records(engine: Engine, wanted: int) -> float:
     return (resident_bytes(engine.pid) - before) / (engine.reader.head(slot) - head)
 
 
+def sealed(engine: Engine, directory: Path, wanted: int) -> tuple[float, int]:
+    """Append so many records of 64 B and have all of them sealed; return the bytes that each of them then keeps resident, and how many they are."""
+    import submit
+
+    case = Case("disk", 100, 64, 64)
+    slot, topic_id = engine.topic("sealed", durability="disk")
+    submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.3)
+
+    def publish(rows: list[tuple[int, int, bytes]]) -> list[str]:
+        answer: Any = engine.call({"op": "segment.publish", "rows": [[at, number, body.hex()] for at, number, body in rows]})
+        return list(answer["ok"]["codes"])
+
+    rounds = Rounds(Sealer(engine.shared, str(directory)), str(directory), publish, Policy())
+    rounds.seal_all(slot, topic_id)
+    before, head = resident_bytes(engine.pid), engine.reader.head(slot)
+    while engine.reader.head(slot) < head + wanted:
+        submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.1)
+        rounds.seal_all(slot, topic_id)
+    end = time.monotonic() + 60
+    while rounds.done.records < engine.reader.head(slot):  # what is not synced yet can not be sealed
+        if time.monotonic() > end or rounds.done.failed:
+            raise SystemExit(f"not sealed: {rounds.done}")
+        rounds.seal_all(slot, topic_id)
+    made = engine.reader.head(slot) - head
+    return (resident_bytes(engine.pid) - before) / made, made
+
+
 def topics(engine: Engine, wanted: int) -> int:
     """Create so many topics with one record each; return the bytes that all of them keep resident."""
     before = resident_bytes(engine.pid)
@@ -56,6 +86,7 @@ def topics(engine: Engine, wanted: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--sealed", type=int, default=10_000_000)
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--directory", type=Path)
     options = parser.parse_args()
@@ -69,7 +100,9 @@ def main() -> None:
                 f"idle topics    {made / 1e6:8.1f} MB for {options.topics:,}   {options.topics / (time.perf_counter() - begun):,.0f} made a second",
                 flush=True,
             )
-            print(f"tail records   {records(engine, options.records):8.1f} B each")
+            print(f"tail records   {records(engine, options.records):8.1f} B each", flush=True)
+            each, made = sealed(engine, Path(folder) / "data", options.sealed)
+            print(f"sealed records {each:8.3f} B each of {made:,}")
         finally:
             engine.close()
 

@@ -52,6 +52,16 @@ def fill(server: Server, topic: str) -> None:
         raise SystemExit(f"{server.name}: filling failed: {row}")
 
 
+def seal(server: Topicsd, topic: str) -> None:
+    """Have all of a topic moved into segments."""
+    while True:
+        status, body = server.call("POST", f"/v0/topics/{topic}/seal", {})
+        if status == 200 and json.loads(body)["sealed"]:
+            return
+        if status not in (200, 202):
+            raise SystemExit(f"{server.name}: sealing {topic}: {status} {body!r}")
+
+
 class Fleet:
     """All servers of a run. topicsd is started anew for each round, on an empty directory; the others stay."""
 
@@ -98,8 +108,10 @@ class Fleet:
                 self.servers.pop(name).stop()
             self.servers[name] = server = Topicsd(workers, self.front)
             self.starts_s.append(server.start_s)
-            server.make("there", "disk")
-            fill(server, "there")
+            for topic in ("there", "sealed"):
+                server.make(topic, "disk")
+                fill(server, topic)
+            seal(server, "sealed")
 
     def server(self, name: str, case: Case) -> Server | None:
         """Return the server of that name for a case; None when it is not installed."""
@@ -117,7 +129,7 @@ def measure(server: Server, case: Case, seconds: float, warmup: float, pin: int 
     """Run a case on a server; add its rate and the CPU time of a request by role."""
     options = case.options() | server.prepare(case)
     if case.work == "diff":
-        options["topic"] = "there"
+        options["topic"] = case.topic
     before = server.cpu_us()
     row = load(server.port, protocol=server.protocol, seconds=seconds, warmup=warmup, trust=server.trust, pin=pin, **options)
     after = server.cpu_us()
@@ -158,6 +170,8 @@ def beside(target: Target, results: dict[str, Any], disk: list[Row], number: int
     if target.beside == "sync + memory p50":
         memory = value_of(results, number, "write memory c1", "topicsd-1", "p50_us")
         return None if memory is None else memory + disk[number]["groups of 1"]["p50_us"]
+    if target.beside == "3 M records":
+        return 3e6
     if target.beside.startswith("own "):
         return value_of(results, number, target.case, target.server, target.beside.removeprefix("own "))
     case, _, server = target.beside.rpartition("/")
