@@ -70,6 +70,7 @@ cdef struct Page:                      # one diff in the making; in memory, so t
     uint64_t whole_used                # out.used behind the last whole record
     uint64_t ephemeral_first           # first record copied from ephemeral memory, 0: none
     bint filter_nodes
+    bint faulted                       # cleared by a return of the call that renders: set, it has jumped out of a bad page
     bint whole                         # a diff's body around the records, or the records alone
     Span span
     RecordText text

@@ -4,7 +4,7 @@ from libc.errno cimport EIO
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.atomics cimport clock_mono_ns, fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.atomics cimport add_64, clock_mono_ns, fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
 from topicsd._native.copies cimport ORIGIN_BYTES_MAX, copy_payload, origin_find, put_shown, shows_node, shows_tag, wait_for_copies
 from topicsd._native.frame cimport entry_bytes, entry_node, entry_payload_bytes, entry_tag
 from topicsd._native.index cimport view_entries, view_hole_part, view_hole_start, view_lower_bound_ts
@@ -12,13 +12,13 @@ from topicsd._native.layout cimport (
     ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_ORIGIN, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_DEDUPE_NODE, entry_ext, record_entry,
 )
-from topicsd._native.maps cimport MAPS_MAX, guarded_call, map_at, maps_drop_all, maps_init, maps_refresh
+from topicsd._native.maps cimport MAPS_MAX, for_want_of_room, guarded_call, map_at, maps_drop_all, maps_init, maps_refresh
 from topicsd._native.render cimport (
     PERFORMANCE_BYTES_MAX, RECORD_BYTES_MAX, TOMBSTONE_BYTES_MAX, buffer_free, buffer_need, put_bool, put_bytes, put_ms,
     put_text, put_tombstone, put_u64,
 )
 from topicsd._native.scan cimport diff_match, diff_node
-from topicsd._native.sealed cimport sealed_turn
+from topicsd._native.sealed cimport sealed_met, sealed_tell, sealed_turn
 from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.state cimport (
     READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, READ_STALE, floors_take, loss_reason_of, touch_topic,
@@ -175,8 +175,14 @@ cdef int _step(Page *page, uint64_t seq, const index_entry *entry, int *step) no
 
 
 cdef int _fill(void *argument) noexcept nogil:
-    """Render records behind the cursor until the page is full or the head is reached. Runs inside `guarded_call`."""
     cdef Page *page = <Page *>argument
+    cdef int status = _fill_page(page)
+    page.faulted = False
+    return status
+
+
+cdef int _fill_page(Page *page) noexcept nogil:
+    """Render records behind the cursor until the page is full or the head is reached. Runs inside `guarded_call`."""
     cdef int status, step = STEP_ON
     cdef uint32_t number, count
     cdef uint64_t first
@@ -279,6 +285,17 @@ cdef bint _still(const Page *page, uint32_t slot) noexcept nogil:
     return page.ephemeral_first == 0 or load_acquire_64(&page.reader.regions.table[slot].earliest) <= page.ephemeral_first
 
 
+cdef void _tell_damage(Page *page, int status) noexcept nogil:
+    """Raise the alarm for what this page has met; its view still holds."""
+    cdef Maps *maps = &page.reader.maps
+    if (status == -EIO and page.faulted) or status == READ_IO:
+        if page.reading <= page.view.sealed_through:
+            sealed_met(page.reader.regions, &page.view, page.reading)
+        elif page.ephemeral_first == 0 and not for_want_of_room(maps.failure):
+            add_64(&page.reader.regions.control.log_damage_met, 1)
+    sealed_tell(page.reader.regions)
+
+
 cdef void _limit(Page *page) noexcept nogil:
     cdef const DiffRequest *request = page.request
     page.limit = min(<uint64_t>request.limit if request.limit else <uint64_t>LIMIT_DEFAULT, page.reader.limit_max)
@@ -312,11 +329,13 @@ cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const 
         status = _head_of_page(page) if page.whole else READ_OK
         page.whole_used = out.used
         if status == READ_OK:
+            page.faulted, reader.maps.failure = True, 0
             status = guarded_call(_fill, page)
         if status == READ_MEMORY:
             return status
         if status == READ_STALE or not _still(page, slot):
             continue
+        _tell_damage(page, status)
         if status == -EIO or status == READ_IO:
             if page.matched == 0 and page.tombstone.reason == 0:
                 result.failed_seq = page.reading

@@ -106,8 +106,12 @@ def move_across(FileSystem files not None, path, new_path):
         checked(files.table.sync_directory(files.table.context, <bytes>os.path.dirname(new_name)), new_path)
         return
     copy = NewFile(files, new_path)
-    with open(path, "rb") as source:
-        while part := source.read(1 << 20):
-            copy.write(part)
-    copy.finish()
+    try:
+        with open(path, "rb") as source:
+            while part := source.read(1 << 20):
+                copy.write(part)
+        copy.finish()
+    except OSError:
+        copy.abort()
+        raise
     remove(files, path)

@@ -208,7 +208,9 @@ struct control {
     uint64_t forward_debt;    /* writer: 1 while a write is acked whose copies in first destinations are not all visible (routes.pxd) */
     uint64_t files_retired;   /* writer: +1 when files have been retired: unmap them and say so in maps_swept */
     uint64_t segments, segments_bytes; /* writer: sealed ranges and the bytes of their files */
-    uint64_t reserved[31];
+    uint64_t damage_met;      /* any process, by adding: segment files that a read has found damaged (segment_file.suspect) */
+    uint64_t log_damage_met;  /* any process, by adding: reads that met a record of the log which is not what was written */
+    uint64_t reserved[29];
     struct shard_line shards[SHARDS_MAX];
     struct worker_line workers[RING_SLOTS_MAX];
 };
@@ -291,10 +293,12 @@ struct topic_slot {
     uint32_t segments_class;  /* slab size class */
     uint64_t sealed_through;  /* seqs up to here stand in segments, not in the tail index; 0 none */
     uint64_t sealed_holes;    /* rows that have a hole */
-    uint64_t reserved[1];
+    uint64_t unreadable;      /* live records and bytes that the disk has damaged, UNREADABLE_*: still in count and bytes, not in what is shown */
     char name[NAME_BYTES_MAX + 1];
 };
 _Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
+
+#define UNREADABLE_BYTES_BITS 36u /* of topic_slot.unreadable: the lower bits are bytes, the upper ones records; each stops at its largest value */
 
 /* ---- tail index -------------------------------------------------------------------------------------------------------- */
 struct index_entry {
@@ -336,8 +340,16 @@ _Static_assert(sizeof(struct segment_row) == 64, "segment row");
 #define ROW_COLD 0x4u    /* its data part stands in the cold tier */
 #define ROW_DAMAGED 0x8u /* its file is not there or not readable: all of it is told as `corrupt` */
 
+#define ROW_ORIGINS 0x20u /* it has exactly-once copies, whose meta was made longer when they were sealed: its bytes are what its index says */
+
 enum segment_kind { SEGMENT_KIND_OWN = 1, SEGMENT_KIND_PACK = 2 };
 enum segment_state { SEGMENT_FREE = 0, SEGMENT_HOT = 1, SEGMENT_RETIRED = 2 };
+
+enum suspicion {
+    SUSPECT_NOT = 0,
+    SUSPECT_MET = 1,  /* a read has found something; the keeper has not looked yet */
+    SUSPECT_TRUE = 2, /* the keeper has read the file: it is damaged */
+};
 
 struct segment_file { /* the segment-file table; writer. Row 0 is never used */
     uint64_t serial;   /* never used twice: what a map of the file is known by */
@@ -348,7 +360,7 @@ struct segment_file { /* the segment-file table; writer. Row 0 is never used */
     uint32_t rows;     /* that lead into it: at 0 it is retired */
     uint32_t state;    /* release; enum segment_state */
     uint32_t kind;     /* enum segment_kind */
-    uint32_t reserved0;
+    uint32_t suspect;  /* any process, relaxed: enum suspicion */
     uint64_t next;     /* the writer's list of free or of retired rows */
 };
 _Static_assert(sizeof(struct segment_file) == 64, "segment file");

@@ -79,6 +79,8 @@ cdef extern from "layout.h" nogil:
     const int LOSS_RECREATED
     const int LOSS_SOURCE_TRIM
     const int LOSS_CORRUPT
+    const uint32_t UNREADABLE_BYTES_BITS
+    const uint32_t ROW_ORIGINS
     const uint32_t ROW_HOLES
     const uint32_t ROW_TAGS
     const uint32_t ROW_COLD
@@ -88,6 +90,9 @@ cdef extern from "layout.h" nogil:
     const int SEGMENT_FREE
     const int SEGMENT_HOT
     const int SEGMENT_RETIRED
+    const int SUSPECT_NOT
+    const int SUSPECT_MET
+    const int SUSPECT_TRUE
     const uint32_t SEGMENT_FILES_MAX
     const int MATCH_NONE
     const int MATCH_EQ
@@ -235,7 +240,9 @@ cdef extern from "layout.h" nogil:
         uint64_t files_retired
         uint64_t segments
         uint64_t segments_bytes
-        uint64_t reserved[31]
+        uint64_t damage_met
+        uint64_t log_damage_met
+        uint64_t reserved[29]
         shard_line shards[SHARDS_MAX]
         worker_line workers[RING_SLOTS_MAX]
 
@@ -306,7 +313,7 @@ cdef extern from "layout.h" nogil:
         uint32_t segments_class
         uint64_t sealed_through
         uint64_t sealed_holes
-        uint64_t reserved[1]
+        uint64_t unreadable
         char name[NAME_BYTES_MAX + 1]
 
     ctypedef struct index_entry "struct index_entry":
@@ -338,7 +345,7 @@ cdef extern from "layout.h" nogil:
         uint32_t rows
         uint32_t state
         uint32_t kind
-        uint32_t reserved0
+        uint32_t suspect
         uint64_t next
 
     ctypedef struct segment_body "struct segment_body":

@@ -10,11 +10,7 @@ from libc.stdint cimport uint64_t
 
 from topicsd._native.layout cimport INDEX_HOLE, LOSS_CORRUPT, ROW_HOLES, index_entry, segment_row, topic_slot
 from topicsd._native.regions cimport Regions
-from topicsd._native.sealed cimport Rows, row_at, rows_of_topic, sealed_entries
-
-cdef enum:
-    ROW_LOST = 0x10    # of a row, beside ROW_* of layout.h: jobs of it went because they could not be read
-
+from topicsd._native.sealed cimport ROW_LOST, Rows, row_at, rows_of_topic, sealed_entries
 
 cdef inline bint is_corrupt(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
     """Whether the record of a sealed seq can not be read, now: its bytes are there and are not what was written, or they are gone."""

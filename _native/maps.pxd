@@ -15,6 +15,7 @@
 # outside a guarded call goes to the handler that was there before.
 #
 # Owner: one thread. A Maps is not shared between threads or processes.
+from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.regions cimport Regions
@@ -48,4 +49,6 @@ cdef void maps_refresh(Maps *maps) noexcept nogil                   # at the sta
 # The byte at `position` and how many follow it in the same file; NULL when no file has it or it cannot be mapped (maps.failure says why).
 cdef const uint8_t *map_at(Maps *maps, uint32_t shard, uint64_t position, uint64_t *available) noexcept nogil
 cdef int guarded_call(guarded_function function, void *argument) noexcept nogil                     # its result, or -EIO
+cdef inline bint for_want_of_room(int failure) noexcept nogil:      # the file is there, perhaps: this process can not map it now
+    return failure == -ENOMEM or failure == -EMFILE or failure == -ENFILE or failure == -EAGAIN or failure == -EINTR
 cdef int guarded_copy(void *destination, const void *source, uint64_t bytes) noexcept nogil        # 0 or -EIO

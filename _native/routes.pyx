@@ -636,7 +636,11 @@ cdef int _gather_one(Forwarder *forwarder, Route *route, Note *made, uint64_t se
         return -1
     if not _takes(route, entry.flags, entry_tag(record), record.tag_bytes):
         return 0
-    if entry.flags & INDEX_ORIGIN:
+    if entry.flags & INDEX_ORIGIN and note != NULL and note.came != NULL and note.came[seq - note.first_seq].text:
+        number = <uint32_t>(seq - note.first_seq)    # the topic's own runs may have been let go since: it is sealed
+        if note_came(made, made.count, note.came[number].text, note.came[number].source) != 0:
+            return -1
+    elif entry.flags & INDEX_ORIGIN:
         origin_find(forwarder.core.regions, forwarder.core.regions.table[route.source].origins, seq, &origin)
         if origin.text_bytes and note_came(made, made.count, origin_text(forwarder.core, route.source, seq), origin.source) != 0:
             return -1
@@ -718,7 +722,7 @@ cdef bint _origins_full(Core *core, topic_slot *topic, uint32_t count) noexcept 
 
 
 cdef int _grow_origins(Core *core, topic_slot *topic) noexcept nogil:
-    """Move the runs to a larger slab, without those of records that are gone."""
+    """Move the runs to a larger slab, without those of records that are gone, or sealed: those have it in their meta."""
     cdef origins_head *head = _origins(core, topic)
     cdef origins_head *grown
     cdef origin_run *runs = NULL
@@ -726,7 +730,7 @@ cdef int _grow_origins(Core *core, topic_slot *topic) noexcept nogil:
     cdef uint64_t offset, old = topic.origins
     if head != NULL:
         runs = <origin_run *>(head + 1)
-        while gone + 1 < head.count and runs[gone + 1].seq <= topic.earliest:
+        while gone + 1 < head.count and runs[gone + 1].seq <= max(topic.earliest, topic.sealed_through + 1):
             gone += 1
         kept = head.count - gone
     slab_class = slab_class_for(sizeof(origins_head) + (<uint64_t>kept + kept // 2 + 4) * sizeof(origin_run))

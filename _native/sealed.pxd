@@ -7,7 +7,9 @@
 #   segment_files[row.file]        kind, topic id, name, edition -> path -> map (segment_maps.pxd) -> .idx entry, .data frame
 #
 # An entry that comes out of here has SOURCE_SEGMENT and, in the lower 56 bits, the ADDRESS of its record entry in this process: good until the
-# next sealed_turn. Damage comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. An entry that is
+# next sealed_turn. Damage comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. The writer does not
+# pass over it as over a hole (INDEX_DAMAGED): an index can be made again; until then what it leads to is retained, deleted and evicted like any
+# record. An entry that is
 # deleted has INDEX_DELETED, whoever says so: the index, the flag byte, or the row's marks.
 #
 # word                            written by   order                               a stale read means
@@ -18,8 +20,15 @@
 # a bit of the marks              writer       relaxed                             a record deleted a moment ago
 # segment_file.state              writer       release, RETIRED after its last     one more read from a file that is about to go: it goes only
 #                                              row has gone                        when every process has said that it does not map it
+# segment_file.suspect      any process  relaxed; MET by readers, the    the keeper looks once more, or a pass later
+#                           rest by the keeper
+# control.damage_met        any process  added, after suspect            the keeper looks a moment later
 # the rest of a segment_file      writer       before the first row that leads     nothing: the view is refused
 #                                              to it; again only after it was retired
+#
+# Damage is noted while a read goes on (met_file) and told by who knows that its view still held (sealed_tell): so nothing that a stale view made up
+# raises an alarm. The keeper then reads the file (topicsd/damage.py). What cannot be read now (no descriptor, no memory) is -EIO and no damage; a
+# page that the disk does not give back is -EIO until the keeper has found so too, and from then on a hole.
 #
 # A flag byte is set only by a checkpoint, after a snapshot that holds the marks is on the disk (topicsd/engine/segments.py): so what the flag bytes
 # say is never newer than what replay starts from. Until then a delete stands in the marks and in the log.
@@ -28,7 +37,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from topicsd._native.cold_window cimport ColdWindows
-from topicsd._native.layout cimport index_entry, segment_file, segment_row, topic_slot
+from topicsd._native.layout cimport INDEX_DELETED, INDEX_HOLE, index_entry, segment_file, segment_row, topic_slot
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.segment cimport Segment
 from topicsd._native.segment_maps cimport SegmentMaps
@@ -37,6 +46,8 @@ from topicsd._native.table cimport TopicView
 cdef enum:
     SEALED_WINDOW = 64
     SEALED_DIRECTORY_MAX = 3968
+    ROW_LOST = 0x10            # of a row, beside ROW_* of layout.h: jobs of it went because they could not be read (lost_jobs.pxd)
+    INDEX_DAMAGED = 0x1000000  # with INDEX_HOLE: its index can not be read, and it is live for all that anybody knows; `bytes` is an average
     SEGMENT_KIND_COLD = 3      # segment_kind: index and tags are files of their own, the data part stands in the cold tier under its name
     COLD_AHEAD_BYTES = 1 << 20  # a read that lacks something has so much read ahead
 
@@ -51,6 +62,9 @@ cdef struct Rows:            # of one topic, as a view or the writer sees them
     uint32_t count
     uint64_t topic_id
 
+cdef inline bint is_gone(const index_entry *entry) noexcept nogil:    # deleted, or a hole: nothing that can come back
+    return entry.flags & INDEX_DELETED != 0 or entry.flags & (INDEX_HOLE | <uint32_t>INDEX_DAMAGED) == <uint32_t>INDEX_HOLE
+
 cdef struct Sealed:
     Regions *regions
     SegmentMaps maps
@@ -61,12 +75,17 @@ cdef struct Sealed:
     uint64_t window_topic, window_first, changes, window_changes
     uint32_t window_count
     index_entry window[SEALED_WINDOW]
+    uint32_t met_file          # since the turn began: a file whose bytes are not what was written, 0 none
+    uint64_t met_serial
+    uint64_t missed            # the writer: records, or whole rows, that a delete by tag could not look at (topicsd/engine/owed.py)
     ColdWindows *cold          # NULL: this process reads nothing from the cold tier
     char directory[SEALED_DIRECTORY_MAX]
 
 # ---- any process
 cdef int sealed_attach(Shared shared, directory) except -1           # give this process its maps; again is no harm
 cdef void sealed_turn(const Regions *regions) noexcept nogil         # a read begins: what earlier ones were given may go
+cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil    # a record that was verified has faulted
+cdef void sealed_tell(const Regions *regions) noexcept nogil         # what the read has met was true: its view still holds
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil    # unmap what is retired; how many maps went
 cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows) noexcept nogil    # 0, or VIEW_BUSY
 cdef void rows_of_topic(const Regions *regions, const topic_slot *topic, Rows *rows) noexcept nogil

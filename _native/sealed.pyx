@@ -8,13 +8,13 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
-from topicsd._native.atomics cimport load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
+from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport cold_window_at, cold_windows_clear, cold_windows_free
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
-    SEGMENT_KIND_PACK, SEGMENT_RETIRED, index_entry, record_entry, segment_file, segment_row, topic_slot,
+    SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row, topic_slot,
 )
-from topicsd._native.maps cimport guarded_call
+from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.maps import install_guard
 from topicsd._native.segment cimport (
     SEGMENT_BAD_FRAME, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index,
@@ -116,8 +116,36 @@ cdef void sealed_turn(const Regions *regions) noexcept nogil:
         sealed.generation = generation
         sealed.open_turn = sealed.window_count = 0
     segment_maps_turn(&sealed.maps)
+    sealed.met_file = 0
     if sealed.cold != NULL:
         sealed.cold.wanted_file = 0
+
+
+cdef void _met(Sealed *sealed, uint32_t file) noexcept nogil:
+    sealed.met_file, sealed.met_serial = file, sealed.regions.segment_files[file].serial
+
+
+cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil:
+    cdef Rows rows
+    cdef const segment_row *row
+    if regions.sealed == NULL or rows_of_view(regions, view, &rows) != 0:
+        return
+    row = row_of(&rows, seq)
+    if row != NULL and 0 < row.file < SEGMENT_FILES_MAX:
+        _met(<Sealed *>regions.sealed, row.file)
+
+
+cdef void sealed_tell(const Regions *regions) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>regions.sealed
+    cdef segment_file *file
+    if sealed == NULL or sealed.met_file == 0:
+        return
+    file = &sealed.regions.segment_files[sealed.met_file]
+    sealed.met_file = 0
+    if load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT or file.serial != sealed.met_serial or file.suspect != <uint32_t>SUSPECT_NOT:
+        return
+    store_release_32(&file.suspect, SUSPECT_MET)
+    add_64(&sealed.regions.control.damage_met, 1)
 
 
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil:
@@ -204,9 +232,10 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
     index = _map(sealed, file, row.file, PART_PACK if pack else PART_INDEX)
     if not _place(&segment.index, index, row.index_at):
         return NULL
-    segment_map_marks(index)
-    segment.index_marks = index.index_marks
-    segment.frame_marks = index.frame_marks
+    if file.suspect != <uint32_t>SUSPECT_TRUE:    # what is known to be damaged is verified each time, whatever it was when it was mapped
+        segment_map_marks(index)
+        segment.index_marks = index.index_marks
+        segment.frame_marks = index.frame_marks
     segment.index_offset = <uint64_t>row.index_at * 8
     if file.kind == SEGMENT_KIND_COLD:    # its data comes block by block (_cold_there); what of it is good is looked at each time
         segment.frame_marks = NULL
@@ -250,8 +279,11 @@ cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segmen
         return NULL
     if data and opening.sealed.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD:
         return NULL
+    opening.sealed.maps.failure = 0
     if guarded_call(_open_guarded, &opening) != 0:
-        return NULL
+        opening.opened = NULL
+    if opening.opened == NULL and not for_want_of_room(opening.sealed.maps.failure):
+        _met(opening.sealed, row.file)
     return opening.opened
 
 
@@ -266,8 +298,32 @@ cdef void _fill(index_entry *out, uint64_t count, uint32_t flags, uint64_t ts) n
         out[number].ts = ts
 
 
-cdef inline uint32_t _corrupt() noexcept nogil:
-    return INDEX_HOLE | <uint32_t>LOSS_CORRUPT << 8
+cdef uint64_t _marked(const uint64_t *marks, const segment_row *row) noexcept nogil:
+    """How many seqs of the row its marks call deleted."""
+    cdef uint64_t number, word, marked = 0
+    for number in range((row.last_seq - row.first_seq) // 64 + 1):
+        word = marks[number]
+        while word:
+            word &= word - 1
+            marked += 1
+    return marked
+
+
+cdef void _fill_damaged(const Regions *regions, const segment_row *row, uint64_t seq, index_entry *out, uint64_t count) noexcept nogil:
+    """Say of each seq that it is lost. Where nothing but the row's marks can have deleted one, say too that it was live, and how long on average."""
+    cdef const uint64_t *marks = _marks(regions, row) if row.marks_at else NULL
+    cdef uint64_t dead = _marked(marks, row) if marks != NULL else 0, number, offset = seq - row.first_seq
+    cdef bint known = row.live != 0 and row.live + dead == row.last_seq - row.first_seq + 1 and (marks != NULL or row.marks_at == 0)
+    _fill(out, count, INDEX_HOLE | <uint32_t>LOSS_CORRUPT << 8, row.last_ts)
+    if not known:
+        return
+    for number in range(count):
+        if marks != NULL and (marks[(offset + number) >> 6] >> ((offset + number) & 63)) & 1:
+            if not row.flags & ROW_LOST:    # else it may be one of those: told for as long as it stands there
+                out[number].flags = INDEX_DELETED
+        else:
+            out[number].flags |= INDEX_DAMAGED
+            out[number].bytes = <uint32_t>(row.live_bytes // row.live)
 
 
 cdef void _copy(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
@@ -339,7 +395,8 @@ cdef void _of_segment(const Regions *regions, const segment_row *row, const Segm
         good = 1
         if status != SEGMENT_BAD_FRAME:
             good = min(count, <uint64_t>64 - (seq - segment.first_seq) % 64)
-        _fill(out, good, _corrupt(), row.last_ts)
+        _met(<Sealed *>regions.sealed, row.file)
+        _fill_damaged(regions, row, seq, out, good)
         out += good
         seq += good
         count -= good
@@ -352,10 +409,17 @@ cdef struct Reading:
     uint64_t count
     index_entry *out
     bint records
+    bint faulted          # cleared by a return: what is left of a call that jumped out of a bad page
 
 
 cdef int _read(void *argument) noexcept nogil:
     cdef Reading *reading = <Reading *>argument
+    cdef int status = _read_rows(reading)
+    reading.faulted = False
+    return status
+
+
+cdef int _read_rows(Reading *reading) noexcept nogil:
     cdef Sealed *sealed = <Sealed *>reading.regions.sealed
     cdef const segment_row *row
     cdef Segment *segment
@@ -371,9 +435,14 @@ cdef int _read(void *argument) noexcept nogil:
         else:
             segment = NULL
             if sealed != NULL and row.file < SEGMENT_FILES_MAX and not row.flags & ROW_DAMAGED:
+                sealed.maps.failure = 0
                 segment = _opened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0, False)
+                if segment == NULL and for_want_of_room(sealed.maps.failure):
+                    return -EIO
             if segment == NULL:
-                _fill(out, part, _corrupt(), row.last_ts)
+                if sealed != NULL and row.file < SEGMENT_FILES_MAX:
+                    _met(sealed, row.file)
+                _fill_damaged(reading.regions, row, seq, out, part)
             elif reading.records and reading.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD \
                     and not _cold_there(sealed, row, segment, seq, part):
                 return -EIO
@@ -387,8 +456,30 @@ cdef int _read(void *argument) noexcept nogil:
 
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
     cdef Reading reading
+    cdef const segment_row *row
+    cdef uint32_t number
     reading.regions, reading.rows, reading.seq, reading.count, reading.out, reading.records = regions, rows, first_seq, count, out, records
-    return guarded_call(_read, &reading)
+    reading.faulted = True
+    cdef int status = guarded_call(_read, &reading)
+    if status != -EIO or not reading.faulted:
+        return status
+    # The disk has not given a page back. Once the keeper has met that too it is damage, record by record; until then it may pass.
+    (<Sealed *>regions.sealed).open_turn = 0
+    for number in range(count):
+        row = row_of(rows, first_seq + number)
+        if row == NULL or row.file >= SEGMENT_FILES_MAX:
+            return VIEW_BUSY
+        reading.seq, reading.count, reading.out, reading.faulted = first_seq + number, 1, out + number, True
+        status = guarded_call(_read, &reading)
+        if status == -EIO and reading.faulted:
+            (<Sealed *>regions.sealed).open_turn = 0
+            _met(<Sealed *>regions.sealed, row.file)
+            if regions.segment_files[row.file].suspect != <uint32_t>SUSPECT_TRUE:
+                return -EIO
+            _fill_damaged(regions, row, first_seq + number, out + number, 1)
+        elif status != 0:
+            return status
+    return 0
 
 
 cdef struct Bisecting:
@@ -441,7 +532,8 @@ cdef const index_entry *sealed_at(const Regions *regions, const topic_slot *topi
     first = row.first_seq + (seq - row.first_seq) // SEALED_WINDOW * SEALED_WINDOW
     count = min(<uint64_t>SEALED_WINDOW, row.last_seq - first + 1)
     if sealed_entries(regions, &rows, first, <uint32_t>count, sealed.window, False) != 0:
-        _fill(sealed.window, count, _corrupt(), row.last_ts)
+        _fill_damaged(regions, row, first, sealed.window, count)
+    sealed_tell(regions)
     sealed.window_topic, sealed.window_first, sealed.window_count = topic.topic_id, first, <uint32_t>count
     sealed.window_changes = sealed.changes
     return &sealed.window[seq - first]
@@ -479,7 +571,7 @@ cdef uint32_t segment_file_take(Regions *regions, const segment_file *what) noex
     own.serial += 1
     row.serial = own.serial
     row.topic_id, row.name, row.edition, row.bytes, row.kind = what.topic_id, what.name, what.edition, what.bytes, what.kind
-    row.rows, row.next = 0, 0
+    row.rows, row.next, row.suspect = 0, 0, SUSPECT_NOT
     store_release_32(&row.state, SEGMENT_HOT)
     store_relaxed_64(&regions.control.segments_bytes, regions.control.segments_bytes + row.bytes)
     return <uint32_t>number

@@ -6,16 +6,18 @@ from libc.string cimport memcmp
 from topicsd._native.frame cimport entry_tag
 from topicsd._native.index cimport index_at, index_trim
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, MATCH_EQ, ROW_TAGS, index_entry, record_entry, segment_body, segment_row,
-    topic_slot,
+    INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, MATCH_EQ, ROW_ORIGINS, ROW_TAGS, index_entry, record_entry, segment_body,
+    segment_row, topic_slot,
 )
 from topicsd._native.maps cimport guarded_call
-from topicsd._native.sealed cimport Rows, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_open, sealed_turn
+from topicsd._native.sealed cimport (
+    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_open, sealed_tell, sealed_turn,
+)
 from topicsd._native.segment cimport (
     SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record_at, segment_tag_postings, segment_tags_find,
 )
 from topicsd._native.tags cimport tags_drop_below
-from topicsd._native.topics cimport Core, job_gone
+from topicsd._native.topics cimport Core, came_to_bytes, evict, job_gone
 
 cdef enum:
     TAGS_DAMAGED = 1
@@ -77,30 +79,55 @@ cdef void _tally(Core *core, topic_slot *topic, segment_row *row) noexcept nogil
         seq += 1
 
 
+cdef int _restate(void *argument) noexcept nogil:
+    """Count the row's bytes as its index has them: an exactly-once copy is longer there, by where it comes from."""
+    cdef Marking *marking = <Marking *>argument
+    cdef topic_slot *topic = marking.topic
+    cdef uint64_t seq = max(marking.row.first_seq, topic.earliest), upto
+    cdef const index_entry *tail
+    marking.row.live_bytes = 0
+    while seq <= marking.row.last_seq:
+        tail = index_at(marking.core.regions, topic, seq)
+        if tail != NULL and not tail.flags & (INDEX_DELETED | INDEX_HOLE):
+            if segment_check_index(marking.segment, seq, 1, &upto) != SEGMENT_OK:
+                marking.result = PUBLISH_BROKEN
+                return 0
+            marking.row.live_bytes += segment_entry(marking.segment, seq).bytes
+        seq += 1
+    return 0
+
+
 cdef int sealed_publish(Core *core, uint32_t slot, const segment_body *body, uint32_t file) noexcept nogil:
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef segment_row row = body.row
     cdef Marking marking
     cdef Rows rows
-    cdef uint64_t records = row.live
+    cdef uint64_t records = row.live, shown
     row.file = file
     row.marks_at = row.deleted = 0
     _tally(core, topic, &row)
-    if file and row.live < records:
+    shown = row.live_bytes
+    if file and (row.live < records or row.flags & ROW_ORIGINS):
         sealed_turn(core.regions)
         rows.topic_id = topic.topic_id
         marking.core, marking.topic, marking.row, marking.result = core, topic, &row, PUBLISHED
         marking.segment = sealed_open(core.regions, &rows, &row, False, False)
-        if marking.segment == NULL or guarded_call(_mark_missed, &marking) != 0:
+        if marking.segment == NULL or (row.live < records and guarded_call(_mark_missed, &marking) != 0):
+            return PUBLISH_BROKEN
+        if marking.result == PUBLISHED and row.flags & ROW_ORIGINS and guarded_call(_restate, &marking) != 0:
             return PUBLISH_BROKEN
         if marking.result != PUBLISHED:
             return marking.result
     rows_drop_below(core.regions, topic, min(row.first_seq, topic.earliest))
     if rows_append(core.regions, topic, &row) != 0:
         return PUBLISH_MEMORY
+    if row.live_bytes != shown:
+        came_to_bytes(core, topic, row.live_bytes - shown)
     index_trim(core.regions, topic, topic.earliest)
     if core.privates[slot] != NULL and core.privates[slot].tags != NULL:
         tags_drop_below(core.privates[slot].tags, max(topic.earliest, topic.sealed_through + 1))
+    if row.live_bytes != shown:
+        evict(core, slot)
     return PUBLISHED
 
 
@@ -119,7 +146,7 @@ cdef void sealed_live(Core *core, topic_slot *topic, uint64_t first_seq, uint64_
             seq = row.last_seq + 1
             continue
         entry = sealed_at(core.regions, topic, seq)
-        if entry != NULL and not entry.flags & (INDEX_DELETED | INDEX_HOLE):
+        if entry != NULL and not is_gone(entry):
             count[0] += 1
             bytes[0] += entry.bytes
         seq += 1
@@ -139,13 +166,19 @@ cdef struct TagDeletion:
     uint64_t deleted, freed
 
 
+cdef inline void _missed(TagDeletion *deletion) noexcept nogil:
+    (<Sealed *>deletion.core.regions.sealed).missed += 1
+
+
 cdef void _delete_posting(TagDeletion *deletion, uint64_t seq) noexcept nogil:
     cdef const index_entry *entry
     cdef uint32_t size
     if seq < deletion.topic.earliest or seq >= deletion.before_seq:
         return
     entry = sealed_at(deletion.core.regions, deletion.topic, seq)
-    if entry == NULL or entry.flags & (INDEX_DELETED | INDEX_HOLE):
+    if entry == NULL or is_gone(entry):
+        if entry == NULL or entry.flags & INDEX_HOLE:    # no hole has a tag: its index is damaged
+            _missed(deletion)
         return
     size = entry.bytes
     if row_mark(deletion.core.regions, deletion.topic, deletion.row, seq) != 1:
@@ -181,6 +214,7 @@ cdef int _scan_row(void *argument) noexcept nogil:
     cdef uint64_t seq, upto
     for seq in range(segment.first_seq, segment.last_seq + 1):
         if segment_check(&segment, seq, 1, &upto) != SEGMENT_OK:
+            _missed(deletion)
             continue
         entry = segment_entry(&segment, seq)
         if entry.flags & (INDEX_DELETED | INDEX_HOLE) or not entry.flags & INDEX_TAGGED:
@@ -211,8 +245,9 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
         sealed_turn(core.regions)
         deletion.segment = sealed_open(core.regions, &rows, deletion.row, False, True)
         if deletion.segment == NULL or guarded_call(_delete_in_row, &deletion) != 0:
+            sealed_tell(core.regions)
             deletion.segment = sealed_open(core.regions, &rows, deletion.row, True, False)
-            if deletion.segment != NULL:
-                guarded_call(_scan_row, &deletion)
+            if deletion.segment == NULL or guarded_call(_scan_row, &deletion) != 0:
+                _missed(&deletion)
     deleted[0] = deletion.deleted
     freed[0] = deletion.freed

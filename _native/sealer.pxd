@@ -5,12 +5,13 @@
 #
 # Nothing here changes a shared word. What was deleted after the look is found by the writer when it publishes (sealed_topic.pxd).
 # Sealed are whole batches only (so the next seal begins at a frame), and only what is synced: a segment is never more durable than its log was.
-# A router's copy is sealed as its readers see it, so that its source's log may go. One that says where it comes from (exactly once) is not sealed:
-# it and what follows stay in the tail, and the log file that it points into stays.
+# A router's copy is sealed as its readers see it, so that its source's log may go: without node or tag, with its origin (exactly once) in its
+# meta. The latter makes it longer than its index entry in the tail says: its row has ROW_ORIGINS, and the writer counts its bytes anew.
 #
 # Owner: one thread, the keeper's.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from topicsd._native.copies cimport Origin
 from topicsd._native.files cimport FileSystem
 from topicsd._native.layout cimport index_entry, record_entry, segment_body
 from topicsd._native.maps cimport Map, Maps
@@ -36,6 +37,8 @@ cdef class Sealer:
     cdef uint32_t slot
     cdef uint64_t topic_id, events_max, bytes_max
     cdef bint in_pack, begun
+    cdef bint restated                # it has an exactly-once copy, with its origin
+    cdef Origin origin
     cdef int failure
     cdef TopicView view
     cdef uint64_t first_seq, next_seq, last_ts, records, holes, payload

@@ -9,7 +9,8 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
-from topicsd._native.atomics cimport load_acquire_64, load_relaxed_64
+from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64
+from topicsd._native.copies cimport ORIGIN_BYTES_MAX, origin_find, put_origin_meta
 from topicsd._native.files cimport FileSystem
 from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport (
@@ -18,7 +19,7 @@ from topicsd._native.frame cimport (
 from topicsd._native.index cimport view_flags, view_hole_part
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, FRAME_APPEND, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_DROP_NODE,
-    INDEX_DROP_TAG, INDEX_HOLE, INDEX_ORIGIN, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_TAGS, SEGMENT_KIND_OWN, SEGMENT_KIND_PACK,
+    INDEX_DROP_TAG, INDEX_HOLE, INDEX_ORIGIN, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_ORIGINS, ROW_TAGS, SEGMENT_KIND_OWN, SEGMENT_KIND_PACK,
     SHARDS_MAX, entry_ext, frame_header, index_entry, record_entry, segment_body, segment_row,
 )
 from topicsd._native.maps cimport Map, guarded_call, map_at, maps_drop_all, maps_drop_retired, maps_init, maps_refresh
@@ -174,7 +175,7 @@ cdef class Sealer:
         body.row.live = <uint32_t>built.records
         body.row.live_bytes = built.payload_bytes
         body.row.file = 1
-        body.row.flags = (ROW_HOLES if built.holes else 0) | (ROW_TAGS if built.postings else 0)
+        body.row.flags = (ROW_HOLES if built.holes else 0) | (ROW_TAGS if built.postings else 0) | (ROW_ORIGINS if self.restated else 0)
         body.row.data_at, body.row.index_at, body.row.tags_at = built.data_offset // 8, built.index_offset // 8, built.tags_offset // 8
         body.file.kind = SEGMENT_KIND_PACK if self.in_pack else SEGMENT_KIND_OWN
         body.file.topic_id = 0 if self.in_pack else built.topic_id
@@ -183,7 +184,7 @@ cdef class Sealer:
         return 0
 
     cdef void reset(self) noexcept nogil:
-        self.begun = False
+        self.begun = self.restated = False
         self.failure = 0
         self.records = self.holes = self.payload = 0
         self.first_seq = self.next_seq = self.last_ts = 0
@@ -298,15 +299,20 @@ cdef class Sealer:
         if self.next_seq > self.frame_last and (self.records >= self.events_max or self.payload >= self.bytes_max):
             return STOP_HERE
         if not entry.flags & INDEX_DELETED:
-            if shard >= SHARDS_MAX or ends_with_server(entry) or entry.flags & INDEX_ORIGIN:
-                return STOP_HERE    # ephemeral, or a copy whose meta stands nowhere as it is shown
+            if shard >= SHARDS_MAX or ends_with_server(entry):
+                return STOP_HERE
+            if entry.flags & INDEX_ORIGIN:
+                origin_find(&self.shared.r, load_relaxed_64(&self.shared.r.table[self.slot].origins), self.next_seq, &self.origin)
+                fence_acquire()
+                if not view_still(&self.shared.r, self.slot, &self.view):    # what was found counts only if nothing has moved
+                    return STOP_STALE
             record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
             if record == NULL:
                 return self.maps.failure
             if entry.flags & INDEX_COPY:
                 if not self.locate_copy(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
                     return self.failure if self.failure != 0 else STOP_HERE
-                if entry.flags & (INDEX_DROP_NODE | INDEX_DROP_TAG):
+                if entry.flags & (INDEX_DROP_NODE | INDEX_DROP_TAG | INDEX_ORIGIN):
                     record = self.shown(record, entry.flags)
                     if record == NULL:
                         return -ENOMEM
@@ -327,7 +333,7 @@ cdef class Sealer:
 
     cdef const record_entry *shown(self, const record_entry *record, uint32_t flags) noexcept nogil:
         """The record as readers of the copy see it; good until the next call. NULL: memory is short."""
-        cdef uint64_t bytes = entry_bytes(record)
+        cdef uint64_t bytes = entry_bytes(record) + (ORIGIN_BYTES_MAX + 8 if flags & INDEX_ORIGIN else 0)
         cdef record_entry *out
         cdef uint8_t *at
         if bytes > self.copy_room:
@@ -354,8 +360,12 @@ cdef class Sealer:
             memcpy(at, entry_tag(record), record.tag_bytes)
             at += record.tag_bytes
         out.meta_bytes, out.data_bytes = record.meta_bytes, record.data_bytes
-        memcpy(at, entry_meta(record), record.meta_bytes)
-        at += record.meta_bytes
+        if flags & INDEX_ORIGIN and self.origin.text_bytes:
+            out.meta_bytes = <uint32_t>(put_origin_meta(at, &self.origin, entry_meta(record), record.meta_bytes) - at)
+            self.restated = True
+        else:
+            memcpy(at, entry_meta(record), record.meta_bytes)
+        at += out.meta_bytes
         memcpy(at, entry_data(record), record.data_bytes)
         at += record.data_bytes
         out.length_flags |= <uint32_t>align8(at - self.copy)

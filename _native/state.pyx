@@ -7,7 +7,7 @@ from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxe
 from topicsd._native.copies cimport wait_for_copies
 from topicsd._native.index cimport view_flags, view_lower_bound_ts
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, index_entry, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, index_entry, topic_slot,
 )
 from topicsd._native.priority cimport effective_priority
 from topicsd._native.render cimport (
@@ -149,9 +149,16 @@ cdef int read_state(const Regions *regions, uint32_t slot, uint64_t now_ms, Stat
             continue
         out.count -= min(out.count, out.floors.expired_count)
         out.bytes -= min(out.bytes, out.floors.expired_bytes)
+        _leave_out_unreadable(load_relaxed_64(&topic.unreadable), out)
         out.priority = effective_priority(&out.view.config, out.last_read_ms, now_ms)
         return READ_OK
     return READ_BUSY
+
+
+cdef void _leave_out_unreadable(uint64_t word, State *out) noexcept nogil:
+    """What the disk has damaged is lost, and told as lost where it is read: it is not retained."""
+    out.count -= min(out.count, word >> UNREADABLE_BYTES_BITS)
+    out.bytes -= min(out.bytes, word & ((<uint64_t>1 << UNREADABLE_BYTES_BITS) - 1))
 
 
 cdef void _copy_dead_letter(const Regions *regions, State *out) noexcept nogil:

@@ -14,7 +14,7 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.lost_jobs cimport was_lost
 from topicsd._native.ring cimport dirty_push
-from topicsd._native.sealed cimport row_at, row_mark, rows_drop_below, sealed_at
+from topicsd._native.sealed cimport is_gone, row_at, row_mark, rows_drop_below, sealed_at
 from topicsd._native.sealed_topic cimport sealed_delete_matching, sealed_live
 from topicsd._native.tags cimport tags_add, tags_drop_below, tags_eq, tags_free, tags_new, tags_prefix
 
@@ -202,6 +202,11 @@ cdef inline void _count_live(Core *core, int64_t records, int64_t bytes) noexcep
     store_relaxed_64(&core.regions.control.bytes_live, core.regions.control.bytes_live + <uint64_t>bytes)
 
 
+cdef void came_to_bytes(Core *core, topic_slot *topic, int64_t bytes) noexcept nogil:
+    store_relaxed_64(&topic.bytes, topic.bytes + <uint64_t>bytes)
+    _count_live(core, 0, bytes)
+
+
 cdef void wake_watchers(Core *core, uint32_t slot) noexcept nogil:
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef uint64_t mask
@@ -227,10 +232,10 @@ cdef uint64_t _next_live(Core *core, topic_slot *topic, uint64_t seq, bint *hole
     cdef index_entry *entry
     while seq <= topic.head:
         entry = index_at(core.regions, topic, seq)
-        holes[0] |= entry == NULL or entry.flags & INDEX_HOLE != 0
+        holes[0] |= entry == NULL or (entry.flags & INDEX_HOLE != 0 and is_gone(entry))
         if entry == NULL:    # a whole page of a hole
             seq += INDEX_PAGE_ENTRIES - (seq - topic.index_base) % INDEX_PAGE_ENTRIES
-        elif entry.flags & (INDEX_DELETED | INDEX_HOLE):
+        elif is_gone(entry):
             seq += 1
         else:
             return seq
@@ -337,7 +342,7 @@ cdef uint64_t _evict_row(Core *core, topic_slot *topic, uint64_t records, uint64
     live = row.live
     last = row.last_seq
     entry = sealed_at(core.regions, topic, last)
-    while entry != NULL and last > row.first_seq and entry.flags & (INDEX_DELETED | INDEX_HOLE):    # the floor is the last record that was lost
+    while entry != NULL and last > row.first_seq and is_gone(entry):    # the floor is the last record that was lost
         last -= 1
         entry = sealed_at(core.regions, topic, last)
     store_release_64(&topic.cap_lost, last)
@@ -492,7 +497,7 @@ cdef void _delete_sealed(Deletion *deletion, uint64_t seq) noexcept nogil:
     cdef const index_entry *entry = sealed_at(core.regions, deletion.topic, seq)
     cdef segment_row *row = row_at(core.regions, deletion.topic, seq)
     cdef uint32_t size
-    if row == NULL or entry == NULL or entry.flags & (INDEX_DELETED | INDEX_HOLE) or seq < deletion.topic.earliest:
+    if row == NULL or entry == NULL or is_gone(entry) or seq < deletion.topic.earliest:
         return
     size = entry.bytes    # before the mark makes the copy old
     if row_mark(core.regions, deletion.topic, row, seq) != 1:

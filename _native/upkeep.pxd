@@ -3,6 +3,8 @@
 #   listed    every file that is alive: what a scrub reads, what is no orphan
 #   tally     live records, live bytes and seqs by file, over all topics: which files are mostly dead
 #   ranges    the rows that lead into one file, with what is deleted in them: what a rewrite keeps
+#   suspects  the files that a read has found damaged (MET), or of which the keeper knows it (TRUE)
+#   unreadable  what of a file's live records a reader is told as `corrupt`, by topic: reads and counts agree
 #   replace   (writer) a row leads into another file that holds the same range; the old file loses a row, and is retired with its last one
 #
 # word                  written by   order                          a stale read means

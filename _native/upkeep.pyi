@@ -27,6 +27,25 @@ def listed(shared: Shared) -> list[File]:
 def lives(shared: Shared, number: int, serial: int) -> bool:
     """Say whether a file still is what it was when it was listed."""
 
+SOUND: int
+MET: int
+DAMAGED: int
+
+def suspects(shared: Shared, suspicion: int) -> list[File]:
+    """The living files of which somebody has found what `suspicion` says (enum suspicion)."""
+
+def suspect(shared: Shared, number: int, serial: int, suspicion: int) -> bool:
+    """Say what is known of a file; False when it has gone."""
+
+def unreadable(shared: Shared, number: int) -> list[tuple[int, int, int, int]]:
+    """What a reader can not have any more of a file's live records: [(slot, topic id, records, bytes)], by topic."""
+
+def set_unreadable(core: EngineCore, slot: int, topic_id: int, records: int, size: int) -> None:
+    """Say how many of a topic's live records, and of their bytes, the disk has damaged."""
+
+def missed(core: EngineCore) -> int:
+    """How many records, or whole rows, deletes by tag could not look at, ever."""
+
 def tally(shared: Shared) -> list[tuple[int, Live]]:
     """What is alive in each file that a row leads into, by its number."""
 

@@ -8,20 +8,28 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from topicsd._native.atomics cimport load_acquire_32, load_acquire_64, load_relaxed_64
+from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport ColdWindows, cold_window_put, cold_windows_new
 from topicsd._native.engine_core cimport EngineCore
-from topicsd._native.layout cimport SEGMENT_FILES_MAX, SEGMENT_HOT, segment_body, segment_file, segment_row, topic_slot
+from topicsd._native.layout cimport (
+    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, SEGMENT_FILES_MAX, SEGMENT_HOT, SUSPECT_MET, UNREADABLE_BYTES_BITS, index_entry, segment_body,
+    segment_file, segment_row, topic_slot,
+)
 from topicsd._native.regions cimport Regions, Shared
-from topicsd._native.sealed cimport Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, segment_file_dropped
+from topicsd._native.sealed cimport (
+    Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open, sealed_turn, segment_file_dropped,
+)
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
 
 File = namedtuple("File", "number serial kind topic_id name edition bytes")
 Live = namedtuple("Live", "live live_bytes seqs")
 
+SOUND, MET, DAMAGED = range(3)    # enum suspicion
+
 cdef enum:
     TRIES = 16
     FLAG_DELETED = 0xD5
+    LOOK = 64
 
 
 def listed(Shared shared not None):
@@ -42,6 +50,98 @@ def lives(Shared shared not None, uint32_t number, uint64_t serial):
         return False
     cdef const segment_file *file = &shared.r.segment_files[number]
     return load_acquire_32(&file.state) == <uint32_t>SEGMENT_HOT and file.serial == serial
+
+
+# ---- damage -----------------------------------------------------------------------------------------------------------------
+
+
+def suspects(Shared shared not None, uint32_t suspicion):
+    """Return the living files of which somebody has found what `suspicion` says (enum suspicion)."""
+    return [file for file in listed(shared) if shared.r.segment_files[<uint32_t>file.number].suspect == suspicion]
+
+
+def suspect(Shared shared not None, uint32_t number, uint64_t serial, uint32_t suspicion):
+    """Say what is known of a file, if it still is what it was when it was listed."""
+    if not lives(shared, number, serial):
+        return False
+    store_release_32(&shared.r.segment_files[number].suspect, suspicion)
+    if suspicion == <uint32_t>SUSPECT_MET:
+        add_64(&shared.r.control.damage_met, 1)
+    return True
+
+
+cdef struct Unreadable:
+    uint64_t records, bytes
+
+
+cdef int _count_unreadable(const Regions *regions, const Rows *rows, const segment_row *row, uint64_t earliest, Unreadable *out) noexcept nogil:
+    """Count the live records of a row that a reader would be told as `corrupt`. 0, or VIEW_BUSY, or -EIO."""
+    cdef index_entry shown[LOOK], known[LOOK]
+    cdef uint64_t seq = max(row.first_seq, earliest), without = 0, found = 0, size
+    cdef uint32_t number, count
+    cdef int status
+    sealed_turn(regions)
+    if seq == row.first_seq and sealed_open(regions, rows, row, False, False) == NULL:
+        out.records += row.live
+        out.bytes += row.live_bytes
+        return 0
+    size = row.live_bytes // max(row.live, <uint32_t>1)
+    while seq <= row.last_seq:
+        count = <uint32_t>min(row.last_seq - seq + 1, <uint64_t>LOOK)
+        status = sealed_entries(regions, rows, seq, count, shown, True)
+        if status == 0:
+            status = sealed_entries(regions, rows, seq, count, known, False)
+        if status != 0:
+            return status
+        for number in range(count):
+            if not shown[number].flags & INDEX_HOLE or (shown[number].flags >> 8) & 0xFF != LOSS_CORRUPT or row_marked(regions, row, seq + number):
+                continue
+            if known[number].flags & INDEX_HOLE:    # its index is damaged, too: nobody knows how long it was
+                without += 1
+            elif not known[number].flags & INDEX_DELETED:
+                found += 1
+                out.bytes += known[number].bytes
+        seq += count
+        sealed_turn(regions)
+    without = min(without, row.live - min(<uint64_t>row.live, found))
+    out.records += found + without
+    out.bytes += without * size
+    return 0
+
+
+def unreadable(Shared shared not None, uint32_t number):
+    """Return [(slot, topic id, records, bytes)] of what a reader can not have any more of a file's live records, by topic."""
+    cdef const Regions *regions = &shared.r
+    cdef uint64_t slot = 0, high = load_acquire_64(&regions.control.table_high)
+    cdef TopicView view
+    cdef Rows rows
+    cdef Unreadable found
+    cdef segment_row row
+    cdef uint32_t place
+    cdef int status, _
+    cdef list out = []
+    while True:
+        with nogil:
+            slot = _next_slot(regions, slot, high, number)
+        if slot == high:
+            return out
+        for _ in range(TRIES):
+            memset(&found, 0, sizeof(found))
+            if view_take(regions, <uint32_t>slot, &view) != 0 or rows_of_view(regions, &view, &rows) != 0:
+                break
+            status = 0
+            for place in range(rows.count):
+                row = rows.at[place]
+                if not view_still(regions, <uint32_t>slot, &view):    # the row is whole: its range may be believed
+                    break
+                if row.file == number and row.last_seq >= view.earliest and status == 0:
+                    with nogil:
+                        status = _count_unreadable(regions, &rows, &row, view.earliest, &found)
+            if status == 0 and view_still(regions, <uint32_t>slot, &view):
+                if found.records:
+                    out.append((slot, view.topic_id, found.records, found.bytes))
+                break
+        slot += 1
 
 
 cdef void _count(const Regions *regions, Dead *by_file, uint64_t files) noexcept nogil:
@@ -235,3 +335,17 @@ def replace(EngineCore core not None, uint32_t slot, bytes body not None, uint32
         segment_file_dropped(regions, old)
     sealed_changed(regions)
     return True
+
+
+def set_unreadable(EngineCore core not None, uint32_t slot, uint64_t topic_id, uint64_t records, uint64_t size):
+    """Say how many of a topic's live records, and of their bytes, the disk has damaged: what is shown of it leaves them out."""
+    cdef topic_slot *topic = &core.core.regions.table[slot]
+    cdef uint64_t most = (<uint64_t>1 << UNREADABLE_BYTES_BITS) - 1
+    records = min(records, (<uint64_t>1 << (64 - UNREADABLE_BYTES_BITS)) - 1)
+    if topic.topic_id == topic_id:
+        store_relaxed_64(&topic.unreadable, records << UNREADABLE_BYTES_BITS | min(size, most))
+
+
+def missed(EngineCore core not None):
+    """Return how many records, or whole rows, deletes by tag could not look at, ever."""
+    return (<Sealed *>core.core.regions.sealed).missed if core.core.regions.sealed != NULL else 0

@@ -11,6 +11,7 @@ from topicsd.api import answers
 from topicsd.api.exchange import Exchange
 from topicsd.api.gate import Route, exchange_of
 from topicsd.api.operations import OPERATIONS
+from topicsd.api.probes import damages
 from topicsd.api.reading import reading
 from topicsd.api.topics import names
 from topicsd.metrics import Family, TopicLine, collect, groups, to_json, to_text
@@ -50,6 +51,7 @@ class Metrics(Route):
             context.ring_depths(),
             context.leases_in_flight(),
             context.sessions.counters() if context.sessions is not None else None,
+            bool(damages(context)),
         )
         samples += context.figures.families(context.now_ms)
         samples += await self._groups(exchange)

@@ -52,10 +52,23 @@ def restrictions(context: Context) -> list[str]:
         if code := int(str(context.shared.shard(number)["read_only"])):
             name = errno.errorcode.get(code, str(code))
             reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")
-    if lost := context.figures.get("jobs_lost"):
+    return reasons + damages(context)
+
+
+def damages(context: Context) -> list[str]:
+    """Say in words what has been found damaged: `topics_degraded` is 1 while there is something."""
+    reasons = []
+    figures, shared = context.figures, context.shared
+    if shared.get("damage_met") != figures.get("damage_looked") or shared.get("log_damage_met") != figures.get("log_damage_looked"):
+        reasons.append("damage: a read has met bytes that are not what was written; they are being looked at")
+    if lost := figures.get("jobs_lost"):
         reasons.append(f"damage: {lost} jobs of queues were taken out because their bytes are damaged; the log names them")
-    if damaged := context.figures.get("damaged"):
+    if ranges := figures.get("log_damaged"):
+        reasons.append(
+            f"damage: {ranges} ranges of the log are not as they were written; the next start sets them aside, readers see a tombstone there then"
+        )
+    if damaged := figures.get("damaged"):
         reasons.append(f"damage: the scrub has found {damaged} places in sealed files that are not as they were written; `topicsd fsck` names them")
-    if context.shared.get("degraded"):
+    if shared.get("degraded"):
         reasons.append("damage: a range of the log could not be read and was set aside; readers see a tombstone there")
     return reasons

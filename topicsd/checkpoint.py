@@ -24,6 +24,7 @@ import structlog
 from topicsd import snapshot
 from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core
 from topicsd._native.log_walk import LogFormatError
+from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
 from topicsd.segments.names import PACKS, Name, topic_folder
@@ -93,6 +94,7 @@ class Checkpoints:
         self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
+        self.undone: list[tuple[Path, Path | None]] = []  # files that could not be removed, or archived: tried again after the next checkpoint
         self._gone: dict[int, int] = {}  # by shard: log files below this position are removed
 
     # ---- when ------------------------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class Checkpoints:
     def _would_free(self) -> bool:
         segments = self.store.engine.segments
         lags = len(self.kept) < KEPT or self.kept[0][1] != self.kept[-1][1]
-        if self.held:
+        if self.held or self.undone:
             return True
         return segments.published != self.published or bool(segments.collect()) or bool(self.waiting) or (lags and segments.published > 0)
 
@@ -235,7 +237,7 @@ class Checkpoints:
         if self.held:
             return  # somebody copies the directory; the next checkpoint looks again
         oldest = self.kept[0][0] if len(self.kept) >= KEPT else 0
-        files: list[tuple[Path, Path | None]] = []
+        files, self.undone = self.undone, []
         snapshots = [path_number for path_number in snapshot.numbers(self.path) if path_number < self.kept[0][0]] if oldest else []
         if oldest:
             files += self._segments_to_go(oldest) + self._log_to_go()
@@ -279,13 +281,20 @@ class Checkpoints:
         return going
 
     def _remove(self, files: list[tuple[Path, Path | None]]) -> None:
+        """Remove files, or move them to the archive. What can not be moved now stays where it is, and is tried again."""
         for path, archived in files:
-            if archived is None:
-                file_ops.remove(self.store.files, path)
-                continue
-            archived.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                file_ops.move_across(self.store.files, path, archived)
+            try:
+                if archived is None:
+                    file_ops.remove(self.store.files, path)
+                    continue
+                archived.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    file_ops.move_across(self.store.files, path, archived)
+            except OSError as wrong:
+                if not self.undone:
+                    log.error("a file could not be let go", path=str(path), to=str(archived or ""), why=str(wrong))
+                self.undone.append((path, archived))
+        self.store.figures.set("files_undone", len(self.undone))
 
     # ---- start -----------------------------------------------------------------------------------------------------------------
 
@@ -364,3 +373,18 @@ def files_of(data_dir: Path, file: FileName) -> list[Path]:
     named = Name(data_dir / topic_folder(topic_id), topic_id, name, edition)
     # The data part of a cold segment is here only where a restore has put it.
     return [named.path(part) for part in (("index", "tags", "flags", "data") if kind == COLD else ("data", "index", "tags", "flags"))]
+
+
+def wrong_sizes(data_dir: Path, file: File) -> str:
+    """Say what the folder alone shows to be wrong of a segment's files: one is not there, or they are not as long as their row says."""
+    sizes = []
+    paths = files_of(data_dir, (file.kind, file.topic_id, file.name, file.edition))
+    # Of a cold segment's files here any may have any length; of one with files of its own the flags part is none of the row's bytes.
+    for path in paths[:3] if file.kind != PACK else paths:
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError as wrong:
+            return f"{path}: {wrong.strerror}"
+    if file.kind != COLD and file.bytes and sum(sizes) != file.bytes:
+        return f"{paths[0]}: {sum(sizes)} bytes, where {file.bytes} were written"
+    return ""

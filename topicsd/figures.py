@@ -12,9 +12,10 @@ from topicsd.metrics import Family
 WORDS = (
     # the writer
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
+    "files_undone",
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
-    "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
+    "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
     # any worker, by adding: a count may be lost when two add in the same instant
     "cold_reads", "cold_read_bytes", "cold_unavailable", "jobs_lost",
     "exports", "export_failures", "export_bytes", "export_at_ms", "export_lag",
@@ -27,12 +28,15 @@ _SHOWN = (
     ("checkpoint_held_us", "topics_checkpoint_last_pause_us", "gauge", "For how long it held the writer up."),
     ("checkpoint_bytes", "topics_checkpoint_last_bytes", "gauge", "Bytes of the last snapshot."),
     ("files_removed", "topics_files_removed_total", "counter", "Log and segment files that nobody needed any more."),
+    ("files_undone", "topics_files_not_removed", "gauge", "Of those, what could not be removed or archived yet."),
     ("scrub_passes", "topics_scrub_passes_total", "counter", "Passes over all sealed data."),
     ("scrub_segments", "topics_scrub_segments_total", "counter", "Segments verified."),
     ("scrub_bytes", "topics_scrub_bytes_total", "counter", "Bytes verified."),
     ("scrub_problems", "topics_scrub_problems_total", "counter", "Problems found, each once a pass."),
     ("scrub_last_pass_ms", "topics_scrub_last_pass_timestamp_ms", "gauge", "When the last pass ended, 0 never."),
     ("scrub_last_pass_problems", "topics_scrub_last_pass_problems", "gauge", "What it found."),
+    ("damaged", "topics_damaged_places", "gauge", "Places in sealed files that are known not to be what was written."),
+    ("log_damaged", "topics_wal_damaged_ranges", "gauge", "Synced ranges of the log that are known not to be what was written."),
     ("rewrites", "topics_segment_rewrites_total", "counter", "Files made anew: mostly dead, or a part of them damaged."),
     ("rewritten_bytes", "topics_segment_rewritten_bytes_total", "counter", "Bytes of the files they stand for."),
     ("orphans", "topics_orphan_files", "gauge", "Files that no row and no snapshot speaks of."),

@@ -123,6 +123,7 @@ class Keeper:
         self.upkeep = Upkeep(
             shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
+            show=self._show,
         )  # fmt: skip
         self.relocation = self._relocation(figures) if settings.cold_dir else None
         self.round_at_s = 0.0
@@ -143,6 +144,7 @@ class Keeper:
                 log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
             for what in done.failed:
                 log.error("not sealed", what=what)
+                self.upkeep.damage.log_is_suspect = True
         if self.relocation is not None:
             self.relocation.step(time.monotonic_ns() // 1_000_000)
         self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
@@ -182,6 +184,9 @@ class Keeper:
 
     def _removed(self, files: list[list[int]]) -> None:
         self.line.call({"op": "segment.cold_removed", "files": files})
+
+    def _show(self, topics: list[list[int]]) -> None:
+        self.line.call({"op": "segment.unreadable", "topics": topics})
 
     def _replace(self, rows: Ranges) -> list[str]:
         answer = self.line.call({"op": "segment.replace", "rows": [[slot, topic_id, old.hex(), new.hex()] for slot, topic_id, old, new in rows]})

@@ -126,6 +126,7 @@ HEAD_MS_MAX = 10_000  # from a connection's first byte to the end of its request
 BODY_IDLE_MS_MAX = 30_000  # between two pieces of a body
 KEEPALIVE_S = 75  # longer than the usual proxy's 60: the client closes first
 BACKLOG = 2048
+OWED_DELETES_MAX = 1_000  # of a topic: deletes that wait for an index to be made again; each is done once more then
 RESTART_BACKOFF_S_MAX = 1.0  # between two starts of a writer or keeper that keeps dying; the first restart is at once
 WRITER_STARTS_MAX = 20  # deaths in a row without getting ready; then the server gives up rather than loop for ever
 

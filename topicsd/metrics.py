@@ -101,13 +101,14 @@ def collect(
     ring_depths: Sequence[int] = (),
     leases: int = 0,
     delivered: dict[str, int] | None = None,
+    degraded: bool = False,
 ) -> list[Family]:
     """Read all counters and gauges once. Each word is exact; together they are of about the same moment.
 
     operations: method and path of each number of the meters, from 1; delivered: Sessions.counters().
     """
     totals = None if meters is None else meters.totals()
-    families = [*_gauges(shared, uptime_ms, leases), *_log(shared, shards), *_workers(shared), *_ring(ring_depths)]
+    families = [*_gauges(shared, uptime_ms, leases, degraded), *_log(shared, shards), *_workers(shared), *_ring(ring_depths)]
     if totals is not None:
         families += [*_requests(totals, operations), *_pressure(totals)]
     if delivered is not None:
@@ -115,7 +116,7 @@ def collect(
     return [*families, *_topics(topics, truncated)]
 
 
-def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
+def _gauges(shared: Regions, uptime_ms: int, leases: int, degraded: bool) -> list[Family]:
     def gauge(name: str, text: str, value: float) -> Family:
         return Family(name, "gauge", text, [("", {}, value)])
 
@@ -131,7 +132,7 @@ def _gauges(shared: Regions, uptime_ms: int, leases: int) -> list[Family]:
         gauge("topics_sse_connections", "Open streams.", shared.get("sse_connections")),
         gauge("topics_watch_sessions", "Watch sessions.", shared.get("watch_sessions")),
         gauge("topics_ready", "1 when requests are served.", int(shared.ready)),
-        gauge("topics_degraded", "1 when damage was found in the log.", shared.get("degraded")),
+        gauge("topics_degraded", "1 when damage was found, in the log or in sealed files.", int(degraded or bool(shared.get("degraded")))),
         gauge("topics_recovery_progress", "Share of the log that is replayed, 0 to 1.", shared.get("replay_permille") / 1000),
         gauge("topics_segments", "Sealed ranges of topics.", shared.get("segments")),
         gauge("topics_segments_bytes", "Bytes of their files.", shared.get("segments_bytes")),

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from topicsd._native import seal_core
+from topicsd._native import seal_core, upkeep
 from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
 from topicsd._native.log_walk import LogFormatError, WalkReport, quarantine, quarantine_ranges
 from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
-from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of
+from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of, wrong_sizes
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.figures import Figures
@@ -91,6 +91,7 @@ class Store:
         self.boot = boot_id() if boot is None else boot
         self.found = recovery.Found()
         self.degraded: list[str] = []
+        self.suspects: list[str] = []  # segment files that are not there or not as long as their row says: the keeper looks at them first
         self.threads: list[threading.Thread] = []
         self._lock = -1
         self._healed: set[int] = set()
@@ -182,9 +183,10 @@ class Store:
                 self.degraded.append(f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}")
             if damages:
                 quarantine_ranges(damages, self.path / "quarantine", number)
-        for file in self.engine.segments.files:
-            if not self.engine.segments.exists(file):
-                self.degraded.append(f"{files_of(self.path, file)[0]}: no such file; its records are told as lost")
+        for file in upkeep.listed(self.shared):
+            if wrong := wrong_sizes(self.path, file):
+                self.suspects.append(wrong)
+                upkeep.suspect(self.shared, file.number, file.serial, upkeep.MET)
 
     def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:
         for number, report in enumerate(reports):

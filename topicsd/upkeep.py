@@ -5,11 +5,12 @@ the same range, the writer publishes it, and the old one goes as any file goes, 
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ from topicsd._native.regions import Shared
 from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import Built, Writer, make_folder
 from topicsd._native.upkeep import File
+from topicsd.damage import Damage
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.names import Place, Spot
@@ -41,14 +43,6 @@ Replace = Callable[[list[tuple[int, int, bytes, bytes]]], list[str]]  # slot, to
 log = structlog.get_logger("upkeep")
 
 
-@dataclass
-class Health:
-    """What the last whole pass found."""
-
-    damaged: int = 0
-    remake: set[tuple[int, int]] = field(default_factory=set)  # (number, serial) of files with an index or tags that can be made again
-
-
 class Upkeep:
     """One thread, the keeper's. `replace` hands rows to the writer; `unknown` asks it which of some files no snapshot waits to remove."""
 
@@ -64,31 +58,31 @@ class Upkeep:
         rewrite: bool = True,
         files: FileSystem | None = None,
         pack_number: Callable[[], int] = lambda: 0,
+        show: Callable[[list[list[int]]], None] = lambda _topics: None,
     ) -> None:
         self.shared, self.data_dir, self.figures = shared, data_dir, figures
         self.replace, self.unknown, self.files, self.pack_number = replace, unknown, files, pack_number
         self.rewrites = rewrite
         self.look_at_ms = 0
-        self.health, self.told = Health(), set[tuple[Path, int, str]]()
-        self._of_item: dict[Path, File] = {}
+        self.damage = Damage(shared, data_dir, figures, self._items, show)
+        self._orphans = set[Path]()
         self._refused = set[tuple[int, int]]()  # (number, serial) of files that could not be made anew: not tried again
-        self._damaged = 0
         self._verifier = Verifier()
-        self.scrubber = Scrubber(self._everything, scrub_bytes_per_second, self._note) if scrub_bytes_per_second else None
+        self.scrubber = Scrubber(self._everything, scrub_bytes_per_second, self.damage.note) if scrub_bytes_per_second else None
         self._passes = 0
 
     # ---- step ------------------------------------------------------------------------------------------------------------------
 
     def step(self, mono_ms: int, wall_ms: int) -> None:
-        """Do a slice of what is due: some segments are verified, one file is made anew."""
+        """Do a slice of what is due: what reads have met is looked at, some segments are verified, one file is made anew."""
+        self.damage.step(mono_ms)
         if self.scrubber is not None:
             for _ in range(SEGMENTS_A_STEP):
                 if self.scrubber.step(mono_ms, wall_ms):
                     break
             self._show()
-        if self.health.remake:
-            number, serial = self.health.remake.pop()
-            self._again(number, serial)
+        if self.damage.remake:
+            self._again(*self.damage.remake.pop())
         elif self.rewrites and mono_ms >= self.look_at_ms and not self.rewrite_one():
             self.look_at_ms = mono_ms + limits.REWRITE_LOOK_MS
 
@@ -99,14 +93,16 @@ class Upkeep:
             figures.set(f"scrub_{name}", getattr(numbers, name))
         if numbers.passes != self._passes:
             self._passes = numbers.passes
-            figures.set("damaged", self._damaged)
+            self.damage.end_pass()
             self.look_for_orphans(numbers.last_pass_ms)
 
     # ---- scrub -----------------------------------------------------------------------------------------------------------------
 
     def _everything(self) -> Iterator[Item]:
-        """What is to be verified in a pass: every file of the table, as it is now."""
-        self._of_item, self._damaged = {}, 0
+        """What is to be verified in a pass: the log, and every file of the table, as they are now."""
+        self.damage.begin_pass()
+        assert self.scrubber is not None
+        self.scrubber.pay(self.damage.look_at_log())
         for file in upkeep.listed(self.shared):
             yield from self._items(file)
 
@@ -117,7 +113,7 @@ class Upkeep:
         if gone():
             return
         path = path_of(self.data_dir, file)
-        self._of_item[path] = file
+        self.damage.visit(file, path)
         if file.kind == PACK:
             try:
                 places, problems = pack_places(path, load(path)[0])
@@ -125,24 +121,13 @@ class Upkeep:
                 places, problems = [], [Problem(path, 0, str(wrong), loses=True)]
             if not gone():
                 for problem in problems:
-                    self._note(problem)
+                    self.damage.note(problem)
+            if problems:  # what its directory does not tell any more, the rows do
+                places = [place_in_pack(path, topic_id, body) for _slot, topic_id, body, _deleted in upkeep.ranges(self.shared, file.number)]
             yield from (Item(place, gone=gone) for place in places)
             return
         name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
         yield Item(names.place_of(name), gone=gone, cold=name if file.kind == COLD else None)
-
-    def _note(self, problem: Problem) -> None:
-        self._damaged += 1
-        self.figures.set("damaged", max(self._damaged, self.figures.get("damaged")))
-        key = (problem.path, problem.offset, problem.what)
-        if key not in self.told:
-            self.told.add(key)
-            log.error("damage", what=str(problem), loses=problem.loses)
-        named = names.parse(problem.path)
-        if named is not None and named[1] in ("index", "tags"):
-            file = self._of_item.get(named[0].path("data"))
-            if file is not None and file.kind == OWN:
-                self.health.remake.add((file.number, file.serial))
 
     # ---- files that are mostly dead, or whose index is damaged -------------------------------------------------------------------
 
@@ -176,7 +161,7 @@ class Upkeep:
         if not ranges or not upkeep.lives(self.shared, file.number, file.serial):
             return False
         try:
-            rows = self._own(file, ranges[0], mend) if file.kind == OWN else self._pack(file, ranges)
+            rows = self._own(file, ranges[0], mend) if file.kind == OWN else self._pack(file, ranges, mend)
         except (SegmentError, OSError) as wrong:
             self._refused.add((file.number, file.serial))
             log.error("not made anew", path=str(path_of(self.data_dir, file)), why=str(wrong))
@@ -189,6 +174,8 @@ class Upkeep:
             self.figures.add("rewrites")
             self.figures.add("rewritten_bytes", file.bytes)
             log.info("made anew", path=str(path_of(self.data_dir, file)), bytes=file.bytes, rows=done)
+            if mend:
+                self.damage.mended(file)
         if done < len(rows):
             self._refused.add((file.number, file.serial))
         return done > 0
@@ -217,24 +204,38 @@ class Upkeep:
         size = built.data_bytes + built.index_bytes + built.tags_bytes
         return [(slot, topic_id, body, body_of(body, built, OWN, topic_id, file.name, file.edition + 1, size))]
 
-    def _pack(self, file: File, ranges: Ranges) -> Ranges:
+    def _pack(self, file: File, ranges: Ranges, mend: bool) -> Ranges:
         number = self.pack_number()
-        folder = names.pack_path(self.data_dir, number).parent
-        make_folder(self.data_dir, folder.relative_to(self.data_dir), self.files)
-        writer = Writer(folder, self.files)
+        path = names.pack_path(self.data_dir, file.name)
+        make_folder(self.data_dir, path.parent.relative_to(self.data_dir), self.files)
+        writer = Writer(path.parent, self.files)
         made: list[tuple[tuple[int, int, bytes, bytes], Built]] = []
-        with mapped(names.pack_path(self.data_dir, file.name)) as raw:
+        with mapped(path) as raw:
             writer.pack_begin(number)
             for one in sorted(ranges, key=lambda each: (each[1], each[2][:8][::-1])):
-                place = place_in_pack(names.pack_path(self.data_dir, file.name), one[1], one[2])
-                view = SegmentView(raw, raw, index_offset=place.index.offset, data_offset=place.data.offset, marks=True)
+                place = place_in_pack(path, one[1], one[2])
+                index, index_at = self._mended_index(place) if mend else (raw, place.index.offset)
+                if index is None:
+                    continue
+                view = SegmentView(index, raw, index_offset=index_at, data_offset=place.data.offset, marks=True)
                 view.take_flags(flags_of(view, one[3]))
                 writer.begin_in_pack(one[1], view.first_seq)
                 writer.add_all(view)
                 made.append((one, writer.finish()))
                 del view
+            if not made:
+                writer.abort()
+                raise OSError(f"{path}: its data is damaged too; what is left of it is evidence")
             size = writer.pack_finish()
         return [(slot, topic_id, body, body_of(body, built, PACK, 0, number, 0, size)) for (slot, topic_id, body, _), built in made]
+
+    def _mended_index(self, place: Place) -> tuple[bytes | None, int]:
+        """The index of a segment in a damaged pack as it should be, and where it begins; None where data is damaged: that stays where it is."""
+        checked = self._verifier.check(place, remake=True)
+        if any(problem.loses for problem in checked.problems):
+            return None, 0
+        index = checked.remade.get("index")
+        return (index, 0) if index is not None else (place.index.path.read_bytes(), place.index.offset)
 
     # ---- files that nobody speaks of -----------------------------------------------------------------------------------------------
 
@@ -258,8 +259,8 @@ class Upkeep:
                 orphans += asked[(unknown[0], unknown[1], unknown[2], unknown[3])]
         self.figures.set("orphans", len(orphans))
         for path in orphans:
-            if (path, 0, "orphan") not in self.told:
-                self.told.add((path, 0, "orphan"))
+            if path not in self._orphans:
+                self._orphans.add(path)
                 log.warning("no row speaks of this file; it stays where it is", path=str(path))
         return orphans
 
@@ -312,6 +313,8 @@ def body_of(old: bytes, built: Built, kind: int, topic_id: int, name: int, editi
 def mapped(path: Path) -> Iterator[mmap.mmap]:
     """Map a file read-only; who still has a view of it afterwards keeps it alive. Raises OSError."""
     with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENODATA, "an empty file", str(path))
         made = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         yield made

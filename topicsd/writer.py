@@ -69,6 +69,8 @@ def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None,
     shared.set("degraded", 1 if store.degraded else 0)
     for what in store.degraded:
         log.warning("damage", what=what)
+    for what in store.suspects:
+        log.warning("a segment file is not as it was written", what=what)
     log.info("ready", topics=store.found.topics, jumps=store.found.jumps, replay_ms=store.clock.mono_ms() - started_ms)
     gc.collect()
     gc.freeze()

@@ -72,3 +72,42 @@ def test_the_keeper_finds_a_flipped_bit_and_the_server_says_that_it_is_degraded(
     with server.line() as line:
         metrics = insist(line, "GET", "/v0/metrics")[0].body.decode()
     assert "topics_scrub_problems_total 1\n" in metrics
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_read_that_meets_damage_is_seen_in_readiness_at_once_and_counts_leave_it_out(launch: Callable[..., Server]) -> None:
+    server = launch(workers=2, TOPICS_SCRUB_BYTES_PER_SECOND=1)  # the first pass never comes to it
+    with server.line() as line:
+        for key in ("a", "b"):
+            insist(line, "POST", at(key), write_body([b'"%s"' % (b"x" * 4500)] * 100, "k"))
+            insist(line, "POST", at(key) + "/seal", b"")
+    damaged, whole = sorted(server.data.glob("topics/*/*/*.data"))
+    with damaged.open("r+b") as file:
+        file.seek(50_000)
+        file.write(b"?")
+    index = whole.with_suffix(".idx")
+    with server.line() as line:
+        page: dict[str, Any] = insist(line, "POST", at("a", "diff"), as_json({"from_seq": 0}))[0].json
+        ready: dict[str, Any] = insist(line, "GET", "/v0/ready")[0].json
+        assert ready["degraded"] and any("damage" in reason for reason in ready["reasons"])
+        assert "topics_degraded 1\n" in insist(line, "GET", "/v0/metrics")[0].body.decode()
+        lost = page["head_seq"] - len(read_all(line, "a")[0])
+    assert 0 < lost < 100
+
+    def counted() -> bool:
+        with server.line() as line:
+            return bool(insist(line, "GET", at("a"))[0].json["count"] == 100 - lost)
+
+    assert eventually(counted, 30.0), "lost records are counted as live"
+    assert server.stop() == 0
+    index.unlink()
+    server.start()
+
+    def mended() -> bool:
+        with server.line() as line:
+            return len(read_all(line, "b")[0]) == 100 and bool(insist(line, "GET", at("b"))[0].json["count"] == 100)
+
+    assert eventually(mended, 30.0), "the index was not made again"
+    assert len(list(whole.parent.glob("*.1.idx"))) == 1

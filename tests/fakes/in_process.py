@@ -130,8 +130,9 @@ class Library:
         """The keeper's care for files, in this process."""
         replace = lambda rows: [self.engine.segments.replace(*row) for row in rows]  # noqa: E731
         unknown = lambda files: self.call({"op": "segment.unknown", "files": files})["files"]  # noqa: E731
+        show = lambda topics: self.call({"op": "segment.unreadable", "topics": topics}) and None  # noqa: E731
         directory, figures = os.fsdecode(self.directory), options.pop("figures", None) or Figures()
-        options = {"files": self.files, "pack_number": self.sealing().next_pack, **options}
+        options = {"files": self.files, "pack_number": self.sealing().next_pack, "show": show, **options}
         return Upkeep(self.shared, Path(directory), replace, unknown, figures, **options)
 
     def relocation(self, cold: Cold, segments: int = 1, size: int = 0, **options: Any) -> Relocation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -606,7 +607,7 @@ def test_a_segment_whose_file_is_gone_is_told(make: Make) -> None:
     records, tombstones = engine.read_all("t")
     assert [record["$seq"] for record in records] == [5, 6]
     assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in tombstones] == [(1, 4, "corrupt")]
-    assert any("no such file" in what for what in engine.store.degraded)
+    assert any("No such file" in what for what in engine.store.suspects)
 
 
 def test_the_clock_that_stepped_back_over_a_restart_lengthens_no_window(engine: Library, clock: FakeClock) -> None:
@@ -730,3 +731,35 @@ def test_there_is_no_snapshot_of_a_log_that_is_never_synced(engine: Library, mon
         checkpoints._write({"number": 1, "moment": [100]}, [])
     monkeypatch.undo()
     assert not list((Path(engine.directory) / "meta").glob("snapshot-*"))
+
+
+@pytest.mark.parametrize("how", ["remove", "archive"])
+def test_files_that_can_not_be_let_go_are_let_go_later(tmp_path: Path, clock: FakeClock, how: str) -> None:
+    archive = tmp_path / "archive" if how == "archive" else None
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path / "data"), clock, files=files, file_bytes=LOG_FILE_BYTES, archive=archive)
+    engine.put("t")
+    for _ in range(200):
+        engine.append("t", values("x" * 2000))
+    engine.seal("t")
+    kept = engine.log_files()
+    assert kept > 3
+    if archive is not None:
+        archive.write_bytes(b"in the way of the folder")
+    else:
+        files.fail("unlink", 1, errno.EIO, forever=True)
+    engine.checkpoint()
+    engine.checkpoint()
+    assert engine.log_files() == kept and len(engine.store.checkpoints.undone) >= kept - 2
+    assert engine.store.figures.get("files_undone") == len(engine.store.checkpoints.undone)
+    if archive is not None:
+        archive.unlink()
+    else:
+        files.faults.clear()
+    engine.checkpoint()
+    assert engine.log_files() <= 2 and engine.store.figures.get("files_undone") == 0
+    assert archive is None or len(list(archive.rglob("*.log"))) >= kept - 2
+    before = engine.read_all("t")
+    engine.kill()
+    assert engine.read_all("t") == before
+    engine.close()

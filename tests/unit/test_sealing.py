@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,13 +308,99 @@ def test_copies_of_routers_are_sealed_as_they_are_shown_and_let_the_log_of_their
     library.close()
 
 
-def test_an_exactly_once_copy_stays_in_the_tail(library: Library) -> None:
-    library.put("a")
-    library.route("a", "b", guarantee="exactly_once")
-    fill(library, "a", 8)
-    before = library.read_all("b", include_meta=True)
-    library.seal("b")
-    assert library.rows("b") == []
-    library.seal("a")
-    library.kill()
+def shrinks(library: Library, *names: str) -> None:
+    """Two checkpoints after everything was sealed the log holds next to nothing."""
+    for name in names:
+        library.seal(name)
+    library.checkpoint()
+    library.checkpoint()
+    assert library.log_files() <= 2
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_exactly_once_copies_are_sealed_with_where_they_come_from_and_let_the_log_go(
+    tmp_path: Path, clock: FakeClock, keeps: bool, pack: bool
+) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=1 << 16)
+    library.put("a", cap_records=5)
+    library.route("a", "b", guarantee="exactly_once", preserve_node=keeps, preserve_tag=keeps)
+    for n in range(100):
+        meta = {"m": "v" * (n % 3), "_topics_router": "mine"} if n % 4 else {}
+        library.append("a", [{"data": {"n": n, "x": "x" * 4000}, "tag": f"t{n % 2}", "node": "n", "meta": meta}, {"data": n}])
+    library.append("b", [{"data": "own", "tag": "t1"}])
+    library.delete("b", before_seq=7)
+    before, state = library.read_all("b", include_meta=True), library.state("b")
+    origins = [record["meta"]["_topics_router"] for record in before[0][:-1]]
+    assert library.log_files() > 4
+    library.seal("b", 10, pack=pack)
+    after = library.state("b")
+    longer = sum(len(json.dumps({"_topics_router": origin}, separators=(",", ":"))) for origin in origins)
     assert library.read_all("b", include_meta=True) == before
+    assert after["bytes"] > state["bytes"] and {**after, "bytes": 0} == {**state, "bytes": 0}
+    assert after["bytes"] - state["bytes"] <= longer
+    library.seal("b")
+    assert library.rows("b")[-1][1] == 201
+    after = library.state("b")
+    for restart in (library.kill, library.stop):
+        restart()
+        assert (library.read_all("b", include_meta=True), library.state("b")) == (before, after)
+    shrinks(library, "a", "b")
+    for restart in (library.kill, library.stop):
+        restart()
+        assert (library.read_all("b", include_meta=True), library.state("b")) == (before, after)
+    assert library.delete("b", match=["tag", "Eq", "t1"])["deleted"] == (50 if keeps else 1)
+    library.delete("b", before_seq=1000)
+    assert (library.state("b")["count"], library.state("b")["bytes"]) == (0, 0)
+    assert library.shared.get("bytes_live") == library.state("a")["bytes"]
+    library.close()
+
+
+def test_a_cap_of_bytes_holds_for_exactly_once_copies_that_become_longer(tmp_path: Path, clock: FakeClock) -> None:
+    library = Library(str(tmp_path), clock)
+    library.route("a", "b", guarantee="exactly_once")
+    for n in range(100):
+        library.append("a", [{"data": n}])
+    library.put("b", cap_bytes=1000)
+    before = library.state("b")
+    library.seal("b", 40)
+    after = library.state("b")
+    assert after["bytes"] <= 1000 and 0 < after["count"] < before["count"]
+    records, tombstones = library.read_all("b", include_meta=True)
+    assert [record["$seq"] for record in records] == list(range(101 - after["count"], 101))
+    assert [each["reason"] for each in tombstones] == ["cap"]
+    for restart in (library.kill, library.stop):
+        restart()
+        assert (library.read_all("b", include_meta=True), library.state("b")) == ((records, tombstones), after)
+    library.close()
+
+
+def test_exactly_once_copies_of_a_chain_keep_their_origins_whatever_is_sealed_between(tmp_path: Path, clock: FakeClock) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=1 << 16)
+    library.route("a", "b", guarantee="exactly_once")
+    library.put("c", cap_records=2, discard="reject")
+    library.put("d", cap_records=2, discard="reject")
+    library.route("b", "c")
+    library.route("b", "d", guarantee="exactly_once")
+    for n in range(40):
+        library.append("a", [{"data": {"n": n, "x": "x" * 4000}}])
+        if n % 10 == 9:
+            library.seal("b")
+            library.checkpoint()
+            library.kill()
+    a, b = library.state("a")["epoch"], library.state("b")["epoch"]
+    library.put("c")
+    library.put("d")
+    for _ in range(2):
+        assert [each["meta"]["_topics_router"] for each in library.read_all("b", include_meta=True)[0]] == [
+            f"router:a->b:{a}:{a}:{n}" for n in range(1, 41)
+        ]
+        assert [each["meta"]["_topics_router"] for each in library.read_all("c", include_meta=True)[0]] == [
+            f"router:a->b:{a}:{a}:{n}" for n in range(1, 41)
+        ]
+        assert [each["meta"]["_topics_router"] for each in library.read_all("d", include_meta=True)[0]] == [
+            f"router:b->d:{b}:{b}:{n}" for n in range(1, 41)
+        ]
+        shrinks(library, "a", "b", "c", "d")
+        library.kill()
+    library.close()

@@ -262,7 +262,8 @@ def test_a_topic_whose_indexes_are_gone_is_emptied_by_its_caps(library: Library,
     assert library.state("t")["count"] <= 200
     library.append("t", [{"data": 1}])
     assert [record["$seq"] for record in library.read_all("t")[0]] == [201]
-    assert library.read_all("t")[1][0]["gap_to"] == 200
+    tombstones = library.read_all("t")[1]
+    assert tombstones[0]["gap_from"] == 1 and tombstones[-1]["gap_to"] == 200
     library.kill()
     assert [record["$seq"] for record in library.read_all("t")[0]] == [201]
 
@@ -286,7 +287,7 @@ def test_a_scrub_reads_no_more_than_its_rate(library: Library) -> None:
         fill(library, name, 300)
         library.seal(name)
     care = keeper(library, scrub_bytes_per_second=100_000)
-    for mono_ms in range(0, 6000, 100):
+    for mono_ms in range(0, 15_000, 100):  # a pass begins with the log, 900 kB of it
         care.step(mono_ms, 0)
     assert 300_000 < care.figures.get("scrub_bytes") < 1_100_000
     assert care.figures.get("scrub_segments") == 2

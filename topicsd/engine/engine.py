@@ -11,6 +11,7 @@ from topicsd._native.engine_core import EngineCore
 from topicsd.clock import Clock
 from topicsd.engine import frames
 from topicsd.engine.groups import Groups
+from topicsd.engine.owed import Owed
 from topicsd.engine.queues import Queues
 from topicsd.engine.routers import Routers
 from topicsd.engine.sections import Section
@@ -63,7 +64,8 @@ class Engine:
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
         self.queues = Queues(self)
-        self.sections += [self.groups, self.queues]
+        self.owed = Owed(self)
+        self.sections += [self.groups, self.queues, self.owed]
         self.segments = Segments(self)
         self._reserve_ids = reserve_ids
         self.routers = Routers(self)
@@ -184,6 +186,7 @@ class Engine:
         """Take a topic out of the table with its routers and wake whoever waits for it; return the routers' names."""
         self.floors.pop(slot, None)
         self.groups.forget(self.sequencer.topic(slot)["topic_id"])
+        self.owed.forget(self.sequencer.topic(slot)["topic_id"])
         routers = self.routers.drop_topic(self.sequencer.topic(slot)["topic_id"])
         self.sequencer.remove(slot)
         self.sequencer.wake(slot)
@@ -235,7 +238,7 @@ class Engine:
         """Delete what a delete frame names; return how many records went."""
         if deletion.kind == frames.MATCH_NONE:
             return int(self.sequencer.delete_before(slot, deletion.before_seq))
-        return int(self.sequencer.delete_matching(slot, deletion.kind, deletion.match, deletion.before_seq))
+        return self.owed.delete(slot, deletion)
 
     def _append(self, command: Json) -> Answer | None:
         name = command["topic"]

@@ -76,7 +76,7 @@ class Segments:
         return {
             "segment.publish": self._publish, "segment.replace": self._replace, "segment.unknown": self._unknown, "segment.wanted": self._wanted,
             "topic.seal": self._seal, "segment.cold_gone": self._cold_gone, "segment.cold_removed": self._cold_removed,
-            "segment.may_go": self._may_go,
+            "segment.may_go": self._may_go, "segment.unreadable": self._unreadable,
         }  # fmt: skip
 
     # ---- live --------------------------------------------------------------------------------------------------------------------
@@ -151,9 +151,18 @@ class Segments:
         self.cold_gone = [file for file in self.cold_gone if file not in removed]
         return _answer({})
 
+    def _unreadable(self, command: Json) -> Answer:
+        """The keeper has counted what of topics no reader can have: shown counts leave it out. Nothing else goes by it."""
+        for slot, topic_id, records, size in command["topics"]:
+            upkeep.set_unreadable(self.engine.sequencer, slot, topic_id, records, size)
+        return _answer({})
+
     def _lead(self, slot: int, body: bytes) -> bool:
         number = self.file_of(body)
-        return bool(number) and upkeep.replace(self.engine.sequencer, slot, body, number)
+        if not number or not upkeep.replace(self.engine.sequencer, slot, body, number):
+            return False
+        self.engine.owed.again(slot)
+        return True
 
     def _unknown(self, command: Json) -> Answer:
         """Which of some files does nobody speak of? One with files of its own may be hot or cold."""

@@ -83,6 +83,10 @@ class Scrubber:
             self._ready_ms = max(self._ready_ms, mono_ms) + self._look(item) * 1000 / max(self.bytes_per_second, 1)
         return max(int(self._ready_ms - mono_ms), 0)
 
+    def pay(self, read: int) -> None:
+        """Let something else that was read count against the rate."""
+        self._ready_ms += read * 1000 / max(self.bytes_per_second, 1)
+
     def _end(self, wall_ms: int) -> None:
         self._items = None
         self._verifier.forget()
@@ -93,14 +97,7 @@ class Scrubber:
 
     def _look(self, item: Item) -> int:
         """Bytes read."""
-        problems, read = self._check(item)
-        if problems and not item.gone():
-            # A delete may have come between the count and the byte, a retirement between the list and the file: look once more.
-            self._verifier.forget()
-            problems, again = self._check(item)
-            read += again
-        if item.gone():
-            problems = []
+        problems, read = look(self._verifier, item)
         self.numbers.segments += 1
         self.numbers.bytes += read
         self.numbers.problems += len(problems)
@@ -110,17 +107,29 @@ class Scrubber:
         self._found += problems[: max(PROBLEMS_MAX - len(self._found), 0)]
         return read
 
-    def _check(self, item: Item) -> tuple[list[Problem], int]:
-        before = item.deleted()
-        try:
-            checked = check_cold(item.cold) if item.cold else self._verifier.check(item.place, deleted=before)
-        except (SegmentError, OSError) as wrong:
-            return [Problem(item.place.data.path, item.place.data.offset, str(wrong), loses=True)], 0
-        if item.cold is None and item.deleted() != before:  # the count has moved while the bytes were read: compare the rest
-            bytes_read = checked.bytes_read
-            checked = self._verifier.check(item.place)
-            return checked.problems, bytes_read
-        return checked.problems, checked.bytes_read
+
+def look(verifier: Verifier, item: Item) -> tuple[list[Problem], int]:
+    """Verify a segment: what is not as it was written, and how many bytes were read."""
+    problems, read = _check(verifier, item)
+    if problems and not item.gone():
+        # A delete may have come between the count and the byte, a retirement between the list and the file: look once more.
+        verifier.forget()
+        problems, again = _check(verifier, item)
+        read += again
+    return ([] if item.gone() else problems), read
+
+
+def _check(verifier: Verifier, item: Item) -> tuple[list[Problem], int]:
+    before = item.deleted()
+    try:
+        checked = check_cold(item.cold) if item.cold else verifier.check(item.place, deleted=before)
+    except (SegmentError, OSError) as wrong:
+        return [Problem(item.place.data.path, item.place.data.offset, str(wrong), loses=True)], 0
+    if item.cold is None and item.deleted() != before:  # the count has moved while the bytes were read: compare the rest
+        bytes_read = checked.bytes_read
+        checked = verifier.check(item.place)
+        return checked.problems, bytes_read
+    return checked.problems, checked.bytes_read
 
 
 def everything_below(data_dir: Path) -> Iterator[Item]:

@@ -1,0 +1,345 @@
+"""Damage in files of a running store: whoever meets it raises the alarm, the keeper finds what is true, counts and reads and tools agree."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.in_process import Library
+from oracle.model import Refused
+from topicsd._native.reader import IoError
+from topicsd.segments.fsck import fsck
+from topicsd.upkeep import Upkeep
+
+RECORDS = 300
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    made = Library(str(tmp_path), FakeClock(), file_bytes=8 << 20)
+    yield made
+    made.close()
+
+
+def fill(library: Library, name: str, count: int = RECORDS) -> None:
+    for first in range(0, count, 50):
+        library.append(name, [{"data": f"{n:06d}" + "x" * 500, "tag": f"t{n % 7}"} for n in range(first, first + 50)])
+
+
+def sealed(library: Library, *names: str, pack: bool = False) -> None:
+    for name in names:
+        library.put(name)
+        fill(library, name)
+    if not pack:
+        for name in names:
+            library.seal(name)
+        return
+    library.sequencer.sync()
+    slots = [library.sequencer.find(name.encode()) for name in names]
+    library.sealing(bytes_max=0)._pack([(slot, library.sequencer.topic(slot)["topic_id"]) for slot in slots])
+
+
+def one(library: Library, pattern: str) -> Path:
+    return next(Path(library.directory).rglob(pattern))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change a byte where it stands: who has it mapped sees it too."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        was = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([was ^ 0x10]))
+
+
+def alarmed(library: Library, care: Upkeep) -> bool:
+    """What readiness goes by (api/probes.py): a read has met something that the keeper has not looked at."""
+    return library.shared.get("damage_met") != care.figures.get("damage_looked")
+
+
+def lost(library: Library, name: str) -> set[int]:
+    """The seqs that a reader is told as corrupt."""
+    tombstones = library.read_all(name)[1]
+    assert {each["reason"] for each in tombstones} <= {"corrupt"}
+    return {seq for each in tombstones for seq in range(each["gap_from"], each["gap_to"] + 1)}
+
+
+def agree(library: Library, name: str, care: Upkeep) -> None:
+    """Every live seq is read or told, and what is counted is what is read."""
+    records, missing = library.read_all(name)[0], lost(library, name)
+    seqs = {record["$seq"] for record in records}
+    assert not seqs & missing and seqs | missing == set(range(1, RECORDS + 1))
+    assert care.figures.get("damaged") > 0
+    state = library.state(name)
+    assert state["count"] == len(records)
+    if records:
+        size = sum(len(record["data"]) + 2 + len(record["tag"]) for record in records)
+        assert abs(state["bytes"] - size) <= len(missing) * 512, "bytes are what is left"
+    else:
+        assert state["bytes"] == 0
+
+
+def test_a_read_that_meets_damage_raises_the_alarm_and_the_keeper_looks_at_once(library: Library) -> None:
+    sealed(library, "t")
+    care = library.upkeep(rewrite=False)
+    care.step(0, 0)
+    assert not alarmed(library, care) and care.figures.get("damaged") == 0
+    before = library.state("t")
+    flip(one(library, "*.data"), 30_000)
+    missing = lost(library, "t")
+    assert len(missing) > 0
+    assert alarmed(library, care)
+    care.step(1, 1)
+    assert not alarmed(library, care) and care.figures.get("damaged") == 1
+    after = library.state("t")
+    assert before["count"] - after["count"] == len(missing)
+    assert before["bytes"] - after["bytes"] == len(missing) * (508 + 2)
+    agree(library, "t", care)
+
+
+def test_an_alarm_for_nothing_ends_with_the_look(library: Library) -> None:
+    sealed(library, "t")
+    care = library.upkeep()
+    path = one(library, "*.data")
+    flip(path, 30_000)
+    assert lost(library, "t")
+    flip(path, 30_000)
+    care.step(0, 0)
+    assert not alarmed(library, care) and care.figures.get("damaged") == 0
+    assert lost(library, "t") == set() and library.state("t")["count"] == RECORDS
+
+
+def test_what_was_good_when_it_was_mapped_is_verified_again_once_the_scrub_has_found_it_bad(library: Library) -> None:
+    sealed(library, "t")
+    assert lost(library, "t") == set()  # every frame is verified, in this process
+    flip(one(library, "*.data"), 30_000)
+    care = library.upkeep(scrub_bytes_per_second=1 << 40, rewrite=False)
+    for mono_ms in range(3):
+        care.step(mono_ms, 0)
+    assert care.figures.get("damaged") == 1
+    agree(library, "t", care)
+
+
+GONE: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+}
+
+
+@pytest.mark.parametrize("way", list(GONE))
+@pytest.mark.parametrize("suffix", ["idx", "tag"])
+def test_an_index_or_tags_that_are_gone_are_told_at_the_start_and_made_again(library: Library, suffix: str, way: str) -> None:
+    sealed(library, "t")
+    library.checkpoint()
+    before = library.read_all("t"), library.state("t")
+    path = one(library, f"*.{suffix}")
+    GONE[way](path)
+    library.kill()
+    (said,) = library.store.suspects
+    assert str(path.with_suffix("")) in said
+    care = library.upkeep()
+    assert alarmed(library, care)
+    care.step(0, 0)
+    for mono_ms in range(3):
+        care.step(mono_ms, 0)
+    assert care.figures.get("rewrites") == 1 and care.figures.get("damaged") == 0
+    assert (library.read_all("t"), library.state("t")) == before
+    library.kill()
+    assert library.store.suspects == [] and (library.read_all("t"), library.state("t")) == before
+    assert library.delete("t", match=["tag", "Eq", "t1"])["deleted"] == len(range(1, RECORDS, 7))
+
+
+@pytest.mark.parametrize("way", list(GONE))
+@pytest.mark.parametrize("pack", [False, True])
+def test_data_that_is_gone_is_told_at_the_start_and_not_counted(library: Library, way: str, pack: bool) -> None:
+    sealed(library, "t", "other", pack=pack)
+    library.checkpoint()
+    slot = library.sequencer.find(b"t")
+    path = one(library, "*.pack") if pack else next(Path(library.directory).glob(f"topics/*/{library.sequencer.topic(slot)['topic_id']:016x}/*.data"))
+    GONE[way](path)
+    library.kill()
+    assert [str(path) in said for said in library.store.suspects] == [True]
+    care = library.upkeep()
+    care.step(0, 0)
+    for mono_ms in range(4):
+        care.step(mono_ms, 0)
+    agree(library, "t", care)
+    assert (way == "cut") == bool(library.read_all("t")[0])
+    assert care.figures.get("rewrites") == (1 if pack and way == "cut" else 0)
+    if not pack:
+        assert library.state("other")["count"] == RECORDS and lost(library, "other") == set()
+    library.kill()
+    care.step(10, 0)
+    agree(library, "t", care)
+
+
+def test_a_file_that_is_put_back_is_as_it_was(library: Library) -> None:
+    sealed(library, "t")
+    library.checkpoint()
+    before = library.read_all("t"), library.state("t")
+    path = one(library, "*.data")
+    path.rename(path.with_suffix(".away"))
+    library.kill()
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    for mono_ms in range(3):
+        care.step(mono_ms, 0)
+    assert library.state("t")["count"] == 0
+    path.with_suffix(".away").rename(path)
+    for mono_ms in range(100_000, 100_003):
+        care.step(mono_ms, 0)
+    assert care.figures.get("damaged") == 0
+    assert (library.read_all("t"), library.state("t")) == before
+
+
+def test_a_damaged_index_in_a_pack_is_made_again_and_the_other_topics_stay(library: Library) -> None:
+    sealed(library, "a", "b", "c", pack=True)
+    library.delete("b", match=["tag", "Eq", "t2"])
+    before = {name: (library.read_all(name), library.state(name)) for name in "abc"}
+    path = one(library, "*.pack")
+    raw = path.read_bytes()
+    second = raw.index(b"TPSGIDX1", raw.index(b"TPSGIDX1") + 1)
+    flip(path, second + 400)
+    library.kill()
+    assert lost(library, "b")
+    care = library.upkeep()
+    for mono_ms in range(4):
+        care.step(mono_ms, 0)
+    assert care.figures.get("rewrites") == 1
+    assert {name: (library.read_all(name), library.state(name)) for name in "abc"} == before
+    library.kill()
+    assert {name: (library.read_all(name), library.state(name)) for name in "abc"} == before
+
+
+def test_a_page_that_the_disk_does_not_give_back_is_an_error_first_and_lost_once_the_keeper_has_met_it_too(library: Library) -> None:
+    sealed(library, "t")
+    assert lost(library, "t") == set()
+    os.truncate(one(library, "*.data"), 40_960)  # under the map: a load from behind there is a SIGBUS, as with a bad page
+    with pytest.raises(IoError):
+        library.read_all("t")
+    care = library.upkeep()
+    assert alarmed(library, care)
+    care.step(0, 0)
+    agree(library, "t", care)
+    assert 0 < len(lost(library, "t")) < RECORDS
+
+
+def test_a_process_without_room_for_a_map_calls_nothing_lost(library: Library) -> None:
+    sealed(library, "t")
+    care = library.upkeep()
+    library.kill()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # every descriptor above 2 is one too many
+    try:
+        with pytest.raises(IoError):
+            library.diff("t")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not alarmed(library, care)
+    assert lost(library, "t") == set()
+
+
+def test_damage_in_the_log_that_a_read_meets_is_looked_at(library: Library) -> None:
+    library.put("t")
+    fill(library, "t")
+    care = library.upkeep()
+    care.step(0, 0)
+    path = max((path for path in Path(library.directory).rglob("*.log")), key=lambda path: path.stat().st_blocks)
+    raw = path.read_bytes()
+    at = raw.index(b"000123x") - 17 - len("t4")  # the lengths of its record entry
+    flip(path, at & ~7)
+    before = library.shared.get("log_damage_met")
+    for offset in range(at & ~7, (at & ~7) + 16):
+        try:
+            library.read_all("t")
+        except (IoError, Refused):
+            break
+        flip(path, offset)
+    else:
+        raise AssertionError("no read has met it")
+    assert library.shared.get("log_damage_met") > before
+    care.step(1, 0)
+    assert care.figures.get("log_damaged") == 1
+    assert care.figures.get("log_damage_looked") == library.shared.get("log_damage_met")
+    library.kill()
+    assert library.store.degraded and lost(library, "t")
+
+
+def test_the_scrub_reads_the_log_too(library: Library) -> None:
+    library.put("t")
+    fill(library, "t")
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    care.step(0, 0)
+    assert care.figures.get("log_damaged") == 0
+    path = one(library, "*.log")
+    flip(path, path.read_bytes().index(b"000123x"))
+    care.step(100_000, 0)
+    assert care.figures.get("log_damaged") == 1
+
+
+def test_fsck_scrub_start_and_reads_agree_on_one_damaged_directory(library: Library) -> None:
+    names = [f"t{number}" for number in range(6)]
+    sealed(library, *names)
+    library.checkpoint()
+    topics = Path(library.directory) / "topics"
+    folder = {name: next(topics.glob(f"*/{library.state(name)['epoch']:016x}")) for name in names}
+    part: dict[str, Any] = {name: {path.suffix: path for path in folder[name].iterdir()} for name in names}
+    flip(part["t0"][".data"], 20_000)
+    part["t1"][".data"].unlink()
+    os.truncate(part["t2"][".data"], 50_000)
+    flip(part["t3"][".idx"], 700)
+    part["t4"][".tag"].unlink()
+    library.close()
+    told = {problem.path for problem in fsck(Path(library.directory)).problems}
+    wrong = {part["t0"][".data"], part["t1"][".data"], part["t2"][".data"], part["t3"][".idx"], part["t4"][".tag"]}
+    assert told == wrong
+    library.open()
+    assert {path for path in wrong if any(str(path) in said for said in library.store.suspects)} >= {part["t1"][".data"], part["t4"][".tag"]}
+    care = library.upkeep(scrub_bytes_per_second=1 << 40, rewrite=False)
+    care.make_anew = lambda *_args, **_options: False  # nothing is mended before everybody has been asked
+    for mono_ms in range(8):
+        care.step(mono_ms, 0)
+    assert {path for path, _offset, _what in care.damage._found} == wrong
+    for name in ("t0", "t1", "t2"):
+        agree(library, name, care)
+    assert lost(library, "t4") == lost(library, "t5") == set()
+    assert lost(library, "t3") and library.state("t3")["count"] == RECORDS - len(lost(library, "t3"))
+
+
+@pytest.mark.parametrize("restart", ["no", "kill", "snapshot"])
+@pytest.mark.parametrize("way", ["missing", "flipped"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_is_deleted_while_its_index_is_damaged_does_not_come_back_with_it(library: Library, pack: bool, way: str, restart: str) -> None:
+    if pack and way == "missing":
+        return
+    sealed(library, "t", "other", pack=pack)
+    path = one(library, "*.pack") if pack else one(library, f"{library.state('t')['epoch']:016x}/*.idx")
+    if way == "missing":
+        path.unlink()
+    else:
+        flip(path, path.read_bytes().index(b"TPSGIDX1") + 400)
+    library.kill()
+    assert lost(library, "t")
+    library.delete("t", match=["tag", "Eq", "t2"])
+    library.delete("t", match=["tag", "Glob", "t3*"], before_seq=200)
+    if restart == "snapshot":
+        library.checkpoint()
+    if restart != "no":
+        library.kill()
+        assert lost(library, "t")
+    care = library.upkeep()
+    for mono_ms in range(4):
+        care.step(mono_ms, 0)
+    assert care.figures.get("rewrites") == 1
+    live = [seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2 and ((seq - 1) % 7 != 3 or seq >= 200)]
+    for again in (lambda: None, library.kill, library.stop):
+        again()
+        assert [record["$seq"] for record in library.read_all("t")[0]] == live
+        assert (library.state("t")["count"], library.state("t")["bytes"]) == (len(live), len(live) * 510)
+    assert library.engine.owed.by_topic == {}

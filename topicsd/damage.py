@@ -1,0 +1,201 @@
+"""What of the files is damaged, as far as anybody knows by now (ARCHITECTURE section 5, corruption).
+
+A read that meets damage marks the segment file (sealed.pxd) or counts it (log_damage_met); readiness says so at once, and the keeper looks at the
+file before anything else. What it finds stays told until a whole pass of the scrub finds nothing there. Counts leave out what no reader can have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+from topicsd._native import log_walk, upkeep
+from topicsd._native.log_walk import Damage as LogDamage
+from topicsd._native.regions import Shared
+from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
+from topicsd.figures import Figures
+from topicsd.segments import names
+from topicsd.segments.scrub import Item, look
+from topicsd.segments.verify import Problem, Verifier
+
+COLD = 3
+COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
+COUNT_SHARE = 20  # and no more of the time than one part in so many
+Key = tuple[Path, int, str]
+Identity = tuple[int, int, int, int]
+
+log = structlog.get_logger("damage")
+
+
+def identity(file: File) -> Identity:
+    """What a file is known by, whatever its number is."""
+    return file.kind, file.topic_id, file.name, file.edition
+
+
+class Damage:
+    """One thread, the keeper's. `items` lists the segments of a file, `show` tells the writer what of topics can not be read."""
+
+    def __init__(
+        self, shared: Shared, data_dir: Path, figures: Figures, items: Callable[[File], Iterator[Item]], show: Callable[[list[list[int]]], None]
+    ) -> None:
+        self.shared, self.data_dir, self.figures, self.items, self.show = shared, data_dir, figures, items, show
+        self.log_is_suspect = False  # somebody could not read it
+        self.remake: set[tuple[int, int]] = set()  # (number, serial) of files with an index or tags that can be made again
+        self.file_of: dict[Path, File] = {}  # by the path that names a file
+        self._found: dict[Key, Identity | None] = {}  # in this pass
+        self._before: dict[Key, Identity | None] = {}  # in the one before it, and since
+        self._visited: set[Identity] = set()
+        self._told: set[Key] = set()
+        self._met = self._log_met = 0
+        self._generation = shared.generation
+        self._count_at_ms = 0
+        self._shown: set[tuple[int, int]] = set()  # (slot, topic id) whose counts leave something out
+        self._verifier = Verifier()
+
+    # ---- what is found -----------------------------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """The scrub begins at the first file."""
+        self._before, self._found, self._visited = {**self._before, **self._found}, {}, set()
+
+    def visit(self, file: File, path: Path) -> None:
+        """A file is looked at."""
+        self.file_of[path] = file
+        self._visited.add(identity(file))
+
+    def end_pass(self) -> None:
+        """What this pass has not found any more is over."""
+        self._before = {}
+        bad = set(self._found.values())
+        for file in upkeep.suspects(self.shared, DAMAGED):
+            if identity(file) in self._visited and identity(file) not in bad:
+                upkeep.suspect(self.shared, file.number, file.serial, SOUND)
+        self._tell()
+
+    def note(self, problem: Problem) -> None:
+        """Take note of a problem."""
+        file = self.file_of.get(named_by(problem.path))
+        key = (problem.path, problem.offset, problem.what)
+        self._found[key] = identity(file) if file is not None else None
+        if key not in self._told:
+            self._told.add(key)
+            log.error("damage", what=str(problem), loses=problem.loses)
+        if file is not None:
+            upkeep.suspect(self.shared, file.number, file.serial, DAMAGED)
+            if not problem.loses and file.kind != COLD:
+                self.remake.add((file.number, file.serial))
+        self._count_at_ms = 0
+        self._tell()
+
+    def mended(self, file: File) -> None:
+        """Another file stands in its place; in that of some of its ranges, if it is still there."""
+        upkeep.suspect(self.shared, file.number, file.serial, MET)
+        self._count_at_ms = 0
+        for found in (self._found, self._before):
+            for key in [key for key, known in found.items() if known == identity(file)]:
+                del found[key]
+        self._tell()
+
+    def _tell(self) -> None:
+        self.figures.set("damaged", len({**self._before, **self._found}))
+
+    # ---- what reads have met -----------------------------------------------------------------------------------------------------
+
+    def step(self, mono_ms: int) -> None:
+        """Look at what reads have met since the last time; count what can not be read."""
+        if self.shared.generation != self._generation:
+            self._generation = self.shared.generation
+            self._suspect_again()
+        met = self.shared.get("damage_met")
+        if met != self._met:
+            for file in upkeep.suspects(self.shared, MET):
+                self.look_at(file)
+            self._met = met
+            self.figures.set("damage_looked", met)
+        log_met = self.shared.get("log_damage_met")
+        if log_met != self._log_met or self.log_is_suspect:
+            self.look_at_log()
+            self._log_met, self.log_is_suspect = log_met, False
+            self.figures.set("log_damage_looked", log_met)
+        if mono_ms >= self._count_at_ms:
+            started_s = time.monotonic()
+            self._count()
+            self._count_at_ms = mono_ms + max(COUNT_EVERY_MS, int(COUNT_SHARE * 1000 * (time.monotonic() - started_s)))
+
+    def _suspect_again(self) -> None:
+        """Another writer numbers the files anew, and knows nothing of them."""
+        known = {one for one in {**self._before, **self._found}.values() if one is not None}
+        for file in upkeep.listed(self.shared) if known else []:
+            if identity(file) in known:
+                upkeep.suspect(self.shared, file.number, file.serial, MET)
+
+    def look_at(self, file: File) -> None:
+        """Read a file whole, and say what is true of it."""
+        sound = True
+        for item in self.items(file):
+            problems, _read = look(self._verifier, item)
+            for problem in problems:
+                self.note(problem)
+            sound = sound and not problems
+        self._verifier.forget()
+        if sound and file.kind == COLD:  # its data is elsewhere: what the read has found is all there is
+            path = names.name_of(self.data_dir, file.topic_id, file.name, file.edition).path("data")
+            self.note(Problem(path, 0, "what the cold tier gave back is not what was written", loses=True, kind="data"))
+        elif sound and not any(known == identity(file) for known in self._found.values()):
+            upkeep.suspect(self.shared, file.number, file.serial, SOUND)
+
+    # ---- the log -----------------------------------------------------------------------------------------------------------------
+
+    def look_at_log(self) -> int:
+        """Verify every frame of the log that is synced; return how many bytes were read."""
+        size, found = 0, list[LogDamage]()
+        for folder in sorted((self.data_dir / "log").glob("shard-[0-9][0-9]")):
+            first, read = self._damaged(folder)
+            size += read
+            if first:  # a file may have gone meanwhile
+                again = {(each.position, each.got) for each in self._damaged(folder)[0]}
+                found += [each for each in first if (each.position, each.got) in again]
+        self.figures.set("log_damaged", len(found))
+        for each in found:
+            path = Path(os.fsdecode(each.path))
+            key = (path, each.offset, each.got)
+            if key not in self._told:
+                self._told.add(key)
+                log.error("damage", what=f"{path}, byte {each.offset}: {each.bytes} bytes, {each.got}, expected {each.expected}", loses=True)
+        return size
+
+    def _damaged(self, folder: Path) -> tuple[list[LogDamage], int]:
+        shard = int(folder.name[-2:])
+        synced = int(str(self.shared.shard(shard)["synced"]))
+        files = log_walk.list_files(os.fsencode(folder))
+        if not files:
+            return [], 0
+        with contextlib.suppress(OSError, log_walk.LogFormatError):
+            walked = log_walk.check(folder, shard, from_position=files[0].first_position, known=synced)
+            return [each for each in walked.damaged if each.position + each.bytes <= synced], walked.bytes
+        return [], 0
+
+    # ---- counts ------------------------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Say how much of each topic no reader can have."""
+        totals: dict[tuple[int, int], list[int]] = {}
+        for file in upkeep.suspects(self.shared, DAMAGED):
+            for slot, topic_id, records, size in upkeep.unreadable(self.shared, file.number):
+                total = totals.setdefault((slot, topic_id), [0, 0])
+                total[0] += records
+                total[1] += size
+        if totals or self._shown:
+            self.show([[slot, topic_id, *totals.get((slot, topic_id), (0, 0))] for slot, topic_id in self._shown | totals.keys()])
+        self._shown = set(totals)
+
+
+def named_by(path: Path) -> Path:
+    """The path that names a file of the table: the data part's, or the pack's own."""
+    named = names.parse(path)
+    return named[0].path("data") if named is not None else path

@@ -1,0 +1,80 @@
+"""Deletes that could not reach all of what they name: an index or the tags of a sealed range were damaged when they came.
+
+What was deleted must not come back when the index is made again. So such a delete is kept, and done once more whenever a row of its topic comes to
+lead into another file; doing it twice changes nothing. Its DELETE frame is in the log; a snapshot keeps it in a section of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from topicsd import limits
+from topicsd._native import upkeep
+from topicsd.engine import frames
+from topicsd.engine.frames import Deletion
+from topicsd.engine.sections import Row
+
+if TYPE_CHECKING:
+    from topicsd.engine.engine import Engine
+
+log = structlog.get_logger("engine")
+
+
+class Owed:
+    """By topic id, in the order in which they came. One thread, the writer's."""
+
+    name = "owed"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.by_topic: dict[int, list[Deletion]] = {}
+
+    def delete(self, slot: int, deletion: Deletion) -> int:
+        """Delete what matches; keep the delete when some of it could not be looked at. Return how many records went."""
+        sequencer = self.engine.sequencer
+        missed = upkeep.missed(sequencer)
+        deleted = int(sequencer.delete_matching(slot, deletion.kind, deletion.match, deletion.before_seq))
+        if upkeep.missed(sequencer) != missed:
+            self._keep(slot, deletion)
+        return deleted
+
+    def _keep(self, slot: int, deletion: Deletion) -> None:
+        owed = self.by_topic.setdefault(self.engine.sequencer.topic(slot)["topic_id"], [])
+        for known in owed:
+            if (known.kind, known.match) == (deletion.kind, deletion.match) and known.before_seq >= deletion.before_seq:
+                return
+        owed[:] = [known for known in owed if (known.kind, known.match) != (deletion.kind, deletion.match)]
+        owed.append(deletion)
+        if len(owed) > limits.OWED_DELETES_MAX:
+            gone = owed.pop(0)
+            log.error(
+                "a delete is forgotten: what it could not reach may come back when its index is made again", match=gone.match.decode(errors="replace")
+            )
+
+    def again(self, slot: int) -> None:
+        """A row of this topic leads into another file: do what could not be done in the old one."""
+        for deletion in self.by_topic.pop(self.engine.sequencer.topic(slot)["topic_id"], []):
+            self.delete(slot, deletion)
+
+    def forget(self, topic_id: int) -> None:
+        """The topic has gone."""
+        self.by_topic.pop(topic_id, None)
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each topic with such deletes."""
+        for topic_id, owed in list(self.by_topic.items()):
+            slot = self.engine.sequencer.slot_of(topic_id)
+            if slot is not None:
+                shard = self.engine.sequencer.topic(slot)["shard"]
+                members = {"deletes": [[each.before_seq, each.kind, each.match.hex()] for each in owed]}
+                yield Row(topic_id, shard, max(self.engine.sequencer.end_of(shard) - 1, 0), frames.json_body(members))
+
+    def load(self, row: Row) -> None:
+        """Take a topic's deletes back. Raises ValueError for a body that is none of ours."""
+        deletes = frames.parse_json(row.body)["deletes"]
+        self.by_topic[row.key] = [Deletion(before_seq, kind, bytes.fromhex(match)) for before_seq, kind, match in deletes]
