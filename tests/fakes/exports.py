@@ -25,7 +25,8 @@ def records(first: int, count: int, size: int = 10, ts: int = 1000) -> list[Row]
 class Lake:
     """Topics by name, each with an id; `epoch` gives a topic another one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "delta") -> None:
+        self.kind = kind  # of the lake table that it goes into
         self.data, self.to = folder / "data", folder / "export"
         self.ids: dict[str, int] = {}
 

@@ -116,6 +116,29 @@ def test_many_small_segments_are_fetched_together(options: dict[str, Any], tmp_p
         assert len(proxy.asked) - begun < 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_an_export_in_a_store_goes_into_a_lake_table(lake: Lake, options: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])
+    from topicsd.spark import lakes
+    from topicsd.spark.audit import Audit
+    from topicsd.spark.ingest import Ingest, run_here
+    from topicsd.spark.options import parse
+
+    with trouble(options) as (proxy, through):
+        lake.export(to=opened(through, tmp_path))
+        proxy.plan = lambda _method, _path, number: "503" if number % 3 == 0 else ""
+        told = {"path": f"s3://lake/{tmp_path.name}", **{name: value for name, value in through.items() if name.startswith("aws_")}}
+        made = Ingest(run_here, parse(told), lakes.Lake(tmp_path / "table", kind), limit=900)
+        assert made.batch() is not None  # another job, without anything of the first one's, does the rest
+        rest = Ingest(run_here, parse(told), lakes.Lake(tmp_path / "table"))
+        while rest.batch() is not None:
+            pass
+        days = list(Audit(lakes.Lake(tmp_path / "table"), parse(told)).days())
+    assert all(day.clean for day in days) and sum(day.lake for day in days) == LARGE + 5
+    assert "hush" not in repr(parse({"path": "s3://x", "aws_secret_access_key": "hush"}))
+
+
 # ---- bad days ----------------------------------------------------------------------------------------------------------------------
 
 

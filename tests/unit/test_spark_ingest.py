@@ -4,6 +4,7 @@ import datetime
 import errno
 import itertools
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,11 @@ from fakes.exports import Lake, entry, records
 from oracle.segment_oracle import HOLE, Row
 from topicsd._native.segment import SegmentView
 from topicsd._native.segment_scan import GapError
-from topicsd.spark import options, payloads
+from topicsd.spark import lakes, options, payloads
 from topicsd.spark.audit import Audit, ranges_of
 from topicsd.spark.ingest import Ingest, run_here
 from topicsd.spark.ranges import Held
-from topicsd.spark.tables import ConflictError, DeltaLake, envelope, quarantine, topic_key
+from topicsd.spark.tables import ConflictError, TableError, topic_key
 from topicsd.spark.write import Task, Written
 
 pytest.importorskip("deltalake", reason="the extra `spark` is not installed")
@@ -34,8 +35,12 @@ def told(lake: Lake, **rest: object) -> options.Options:
     return options.parse({"path": str(lake.to), "onCorrupt": "row"} | {name: str(value) for name, value in rest.items()})
 
 
+def table(lake: Lake) -> lakes.Lake:
+    return lakes.Lake(lake.to.parent / "table", lake.kind)
+
+
 def job(lake: Lake, runner: Callable[[list[Task]], list[Written]] = run_here, **rest: Any) -> Ingest:
-    return Ingest(runner, told(lake), lake.to.parent / "table", **rest)
+    return Ingest(runner, told(lake), table(lake), **rest)
 
 
 def drain(ingest: Ingest) -> int:
@@ -46,9 +51,10 @@ def drain(ingest: Ingest) -> int:
 
 
 def rows(lake: Lake, name: str = "table", columns: list[str] | None = None) -> list[dict[str, Any]]:
-    schema = quarantine() if name.endswith("quarantine") else envelope()
-    files = DeltaLake(lake.to.parent / name, schema).files()
-    found = [row for path in files for row in parquet.read_table(path, partitioning=None, columns=columns).to_pylist()]
+    made = table(lake).quarantine() if name.endswith("quarantine") else table(lake).table()
+    tables = [parquet.read_table(path, partitioning=None, columns=columns) for path in made.files()]
+    keys = {"topic_key", "day"}  # they stand in Iceberg's files
+    found = [row for one in tables for row in one.select([name for name in one.column_names if name not in keys]).to_pylist()]
     return sorted(found, key=lambda row: (row["topic"], row["seq"]))
 
 
@@ -57,12 +63,14 @@ def seqs(lake: Lake) -> list[tuple[str, int]]:
 
 
 def days(lake: Lake, **rest: object) -> list[dict[str, Any]]:
-    return [day.line() for day in Audit(lake.to.parent / "table", told(lake, **rest)).days()]
+    return [day.line() for day in Audit(table(lake), told(lake, **rest)).days()]
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(tmp_path)
+@pytest.fixture(params=lakes.FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    if request.param == "iceberg":
+        pytest.importorskip("pyiceberg", reason="the extra `iceberg` is not installed")
+    return Lake(tmp_path, request.param)
 
 
 # ---- what comes -------------------------------------------------------------------------------------------------------------------------
@@ -81,9 +89,16 @@ def test_every_record_stands_in_the_table_once_by_topic_and_day(lake: Lake) -> N
         "ts": datetime.datetime(1970, 1, 5, 23, 59, 59, 961000, datetime.UTC), "node": None, "tag": "t0",
         "meta": [("k", "0")], "data": '"xxxxxxxxxx"',
     }  # fmt: skip
-    table: Any = DeltaLake(lake.to.parent / "table", envelope()).open()
-    assert {(one["topic_key"], one["day"]) for one in table.partitions()} >= {("a:b", "1970-01-05"), ("a:b", "1970-01-06"), ("a:b", "1970-01-08")}
-    assert table.to_pyarrow_table(columns=["seq", "topic_key"]).num_rows == 63  # others read it as any Delta table
+    made = table(lake).table()
+    days_of_a = [("a:b", "1970-01-05"), ("a:b", "1970-01-06"), ("a:b", "1970-01-08")]
+    assert sorted(made.partitions()) == [*days_of_a, ("c", "1970-01-01")]
+    opened: Any = made.open()  # others read it as any table of its format
+    if lake.kind == "delta":
+        others = opened.to_pyarrow_table(columns=["seq", "topic_key", "day"])
+    else:
+        others = opened.scan(selected_fields=("seq", "topic_key", "day"), row_filter="day >= '1970-01-01'").to_arrow()
+        assert opened.scan(row_filter="topic_key = 'c' and day = '1970-01-01'").to_arrow()["seq"].to_pylist() == [7, 8, 9]
+    assert others.num_rows == 63 and set(others["topic_key"].to_pylist()) == {"a:b", "c"}
     assert all(day["clean"] for day in days(lake)) and sum(day["source"] for day in days(lake)) == 63
 
 
@@ -123,7 +138,7 @@ def test_gaps_and_damage_go_into_the_quarantine_and_are_named(lake: Lake) -> Non
     assert seqs(lake) == [("a", seq) for seq in range(1, 80) if seq != 42 and not 51 <= seq <= 59]
     bad = [(row["_kind"], row["seq"], row["seq_end"], row["_err"]) for row in rows(lake, "table_quarantine")]
     assert bad == [("corrupt", 42, 42, "damaged frame"), ("gap", 51, 59, "ttl")]
-    audit = Audit(lake.to.parent / "table", told(lake))
+    audit = Audit(table(lake), told(lake))
     assert [(gap["topic"], gap["from"], gap["to"], gap["why"]) for gap in audit.gaps()] == [("a", 42, 42, "damaged frame"), ("a", 51, 59, "ttl")]
     assert all(day.clean for day in audit.days())
 
@@ -138,7 +153,7 @@ def test_what_retention_took_before_it_came_fails_or_is_a_gap(lake: Lake) -> Non
     lake.export(prune=True)
     with pytest.raises(GapError, match="topic a, seqs 11 to 30"):
         drain(job(lake))
-    drain(Ingest(run_here, told(lake, failOnDataLoss=False), lake.to.parent / "table"))
+    drain(Ingest(run_here, told(lake, failOnDataLoss=False), table(lake)))
     assert seqs(lake) == [("a", seq) for seq in [*range(1, 11), *range(31, 41)]]
     assert [(row["_kind"], row["seq"], row["seq_end"]) for row in rows(lake, "table_quarantine")] == [("gap", 11, 30)]
     assert days(lake)[0]["gone"] == 10
@@ -192,15 +207,18 @@ class Killed(BaseException):
     """As by SIGKILL: nothing is tidied up."""
 
 
-@settings(deadline=None, max_examples=12)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", lakes.FORMATS)
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 2**32))
-def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = random.Random(seed)
-    lake = Lake(tmp_path_factory.mktemp("lake"))
+    lake = Lake(tmp_path_factory.mktemp("lake"), kind)
     at = {"a": 1, "b": 1}
-    commit = DeltaLake.commit
+    owner = type(table(lake).table())
+    commit = owner.commit
 
-    def dying(self: DeltaLake, *arguments: Any) -> None:
+    def dying(self: Any, *arguments: Any) -> None:
         fate = rng.random()
         if fate < 0.2:
             raise Killed
@@ -215,7 +233,7 @@ def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(seed: int, tmp_pa
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeltaLake, "commit", dying)
+        patch.setattr(owner, "commit", dying)
         for _ in range(6):
             for name in at:
                 count = rng.randrange(0, 30)
@@ -228,7 +246,7 @@ def test_whoever_is_killed_nothing_is_lost_and_nothing_doubled(seed: int, tmp_pa
                 drain(job(lake, runner, limit=rng.choice([None, 7, 20]), schema=pyarrow.struct([("n", pyarrow.int64())])))
             except Killed:
                 continue
-        patch.setattr(DeltaLake, "commit", commit)
+        patch.setattr(owner, "commit", commit)
         drain(job(lake, schema=pyarrow.struct([("n", pyarrow.int64())])))
     assert [day for day in days(lake) if not day["clean"] or day["gone"]] == []
     both = sorted([*seqs(lake), *((row["topic"], row["seq"]) for row in rows(lake, "table_quarantine"))])
@@ -249,13 +267,47 @@ def test_two_jobs_at_once_bring_each_record_once(lake: Lake) -> None:
     assert seqs(lake) == [("a", seq) for seq in range(1, 41)]
 
 
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_a_job_that_is_killed_between_the_quarantine_and_the_table_knows_its_format_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from topicsd.spark.iceberg import IcebergLake
+
+    with_datas(lake, '{"n":1}', '{"n":"bad"}')
+    commit = IcebergLake.commit
+
+    def dying(self: IcebergLake, *arguments: Any) -> None:
+        if self.path.name == "table":
+            raise Killed
+        commit(self, *arguments)
+
+    schema = pyarrow.struct([("n", pyarrow.int64())])
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergLake, "commit", dying)
+        with pytest.raises(Killed):
+            drain(job(lake, schema=schema))
+    lake.kind = ""
+    assert table(lake).format == "iceberg"
+    drain(job(lake, schema=schema))
+    assert seqs(lake) == [("a", 1)] and len(rows(lake, "table_quarantine")) == 1
+
+
 def test_a_second_commit_of_the_same_batch_is_refused(lake: Lake) -> None:
-    table = DeltaLake(lake.to.parent / "table", envelope())
-    table.commit([], [("a", "0", 1, 5)], 1)
+    made = table(lake).table()
+    made.commit([], [("a", "0", 1, 5)], 1)
     for ranges, number in (([("a", "0", 6, 7)], 1), ([("a", "0", 5, 7)], 2)):
         with pytest.raises(ConflictError):
-            table.commit([], ranges, number)
-    assert table.held()[0].ranges() == [("a", "0", 1, 5)]
+            made.commit([], ranges, number)
+    assert made.held()[0].ranges() == [("a", "0", 1, 5)]
+
+
+def test_of_two_commits_on_the_same_state_one_passes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, other = table(lake).table(), table(lake).table()
+    made.commit([], [("a", "0", 1, 5)], 1)
+    stale = made.create()
+    monkeypatch.setattr(made, "create", lambda: stale)  # it has looked before the other one commits
+    other.commit([], [("b", "0", 1, 5)], 2)
+    with pytest.raises(ConflictError):
+        made.commit([], [("b", "0", 1, 5)], 2)
+    assert other.held()[0].ranges() == [("a", "0", 1, 5), ("b", "0", 1, 5)] and other.held()[1] == 3
 
 
 # ---- bad days ---------------------------------------------------------------------------------------------------------------------------
@@ -311,7 +363,7 @@ def test_an_audit_names_what_is_missing_doubled_and_different(lake: Lake) -> Non
     lake.write("a", records(1, 20))
     lake.export()
     drain(job(lake))
-    path = Path(DeltaLake(lake.to.parent / "table", envelope()).files()[0])
+    path = Path(table(lake).table().files()[0])
     whole = parquet.read_table(path, partitioning=None)
     forged = whole.set_column(whole.column_names.index("data"), "data", pyarrow.array(["0" if seq == 7 else text for seq, text in zip(
         whole["seq"].to_pylist(), whole["data"].to_pylist(), strict=True)]))  # fmt: skip
@@ -334,12 +386,56 @@ def test_compacting_joins_files_and_changes_no_record(lake: Lake) -> None:
         lake.write("a", records(first, 10))
         lake.export()
         drain(job(lake))
-    table = DeltaLake(lake.to.parent / "table", envelope())
-    assert len(table.files()) == 5
-    table.compact(1 << 20)
-    assert len(table.files()) == 1
+    made = table(lake).table()
+    assert len(made.files()) == 5
+    done = made.compact(1 << 20)
+    assert (done["numFilesRemoved"], done["numFilesAdded"], made.compact(1 << 20)["numFilesRemoved"]) == (5, 1, 0)
+    assert len(made.files()) == 1 and made.vacuum(1) == 0
+    litter = made.path / "a" / "1970-01-01" / "part-left.parquet"
+    litter.write_bytes(b"x")
+    for path in made.path.rglob("*"):
+        os.utime(path, (1, 1))
+    assert made.vacuum(0) >= 6 and not litter.exists() and len(list(made.path.rglob("*.parquet"))) == 1
     drain(job(lake))
     assert seqs(lake) == [("a", seq) for seq in range(1, 51)] and days(lake)[0]["clean"]
+
+
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)  # deltalake joins files by itself
+def test_a_batch_that_comes_while_files_are_joined_stays(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from topicsd.spark.iceberg import IcebergLake
+
+    for first in (1, 11):
+        lake.write("a", records(first, 10))
+        lake.export()
+        drain(job(lake))
+    lake.write("a", records(21, 10))
+    lake.export()
+    join, left = IcebergLake._join, [1]
+
+    def interrupted(self: IcebergLake, group: list[Any]) -> str:
+        out = join(self, group)
+        if left.pop() if left else 0:
+            drain(job(lake))
+        return out
+
+    monkeypatch.setattr(IcebergLake, "_join", interrupted)
+    assert table(lake).table().compact(1 << 20)["numFilesRemoved"] == 2
+    assert len(table(lake).table().files()) == 2
+    assert seqs(lake) == [("a", seq) for seq in range(1, 31)] and days(lake)[0]["clean"]
+
+
+def test_a_table_of_somebody_else_is_refused(lake: Lake) -> None:
+    made = table(lake).table()
+    lake.write("a", records(1, 5))
+    lake.export()
+    drain(job(lake))
+    with pytest.raises(TableError, match="a table of the format"):
+        lakes.Lake(made.path, "iceberg" if lake.kind == "delta" else "delta").table().payload()
+    if lake.kind == "iceberg":
+        with made.open().transaction() as change:
+            change.set_properties({"commit.retry.num-retries": "4"})
+        with pytest.raises(TableError, match="must be 0"):
+            made.held()
 
 
 # ---- ranges -----------------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +11,11 @@ import xxhash
 
 from topicsd.lake.scan import matches
 from topicsd.spark import plan
+from topicsd.spark.lakes import Lake, LakeTable, lake_of
 from topicsd.spark.live import Listing
 from topicsd.spark.options import Options
 from topicsd.spark.reading import look, read
-from topicsd.spark.tables import DeltaLake, envelope, quarantine, topic_key
+from topicsd.spark.tables import topic_key
 from topicsd.spark.write import runs
 
 if TYPE_CHECKING:
@@ -56,12 +56,11 @@ class Day:
 class Audit:
     """A table and its quarantine, beside a source. Raises what reading raises, TableError."""
 
-    def __init__(self, table: Path, options: Options) -> None:
+    def __init__(self, table: Path | Lake, options: Options) -> None:
         columns = ("topic", "seq", "ts", "data", "_kind", "seq_end", "_err")
         self._options = replace(options, columns=columns, on_gap="row", on_corrupt="row", fail_on_loss=False)
-        self._lake = _Side(DeltaLake(table.absolute(), envelope()), ["topic", "epoch", "seq", "data"])
-        bad = DeltaLake(table.absolute().with_name(f"{table.name}_quarantine"), quarantine())
-        self._bad = _Side(bad, ["topic", "epoch", "seq", "data", "_kind", "seq_end", "_err"])
+        self._lake = _Side(lake_of(table).table(), ["topic", "epoch", "seq", "data"])
+        self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", "data", "_kind", "seq_end", "_err"])
 
     def gaps(self) -> list[dict[str, Any]]:
         """The ranges that the quarantine names as lost or damaged."""
@@ -138,7 +137,7 @@ class Audit:
 class _Side:
     """A table's rows by partition; the last one is kept."""
 
-    def __init__(self, table: DeltaLake, columns: list[str]) -> None:
+    def __init__(self, table: LakeTable, columns: list[str]) -> None:
         self._table, self._columns = table, columns
         self._paths: dict[tuple[str, str], list[str]] = table.partitions()
         self._kept: tuple[tuple[str, str], pyarrow.Table] | None = None
@@ -153,11 +152,8 @@ class _Side:
 
         if self._kept is None or self._kept[0] != (key, day):
             schema = pyarrow.schema([self._table.schema.field(name) for name in self._columns])
-            root = self._table.path
-            parts = [
-                parquet.read_table(root / urllib.parse.unquote(path), columns=self._columns, partitioning=None)
-                for path in self._paths.get((key, day), ())
-            ]
+            paths = self._paths.get((key, day), ())
+            parts = [parquet.read_table(path, columns=self._columns, partitioning=None) for path in paths]
             self._kept = (key, day), pyarrow.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
         return self._kept[1]
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from topicsd.lake.manifest import Manifest
 from topicsd.spark import payloads, plan
+from topicsd.spark.lakes import Lake, lake_of
 from topicsd.spark.live import Listing
 from topicsd.spark.options import Options
 from topicsd.spark.ranges import Held, Range
 from topicsd.spark.reading import look, read
-from topicsd.spark.tables import ConflictError, DeltaLake, TableError, envelope, quarantine, remove
+from topicsd.spark.tables import ConflictError, TableError, remove
 from topicsd.spark.write import Task, Written, write
 
 PARTITION_BYTES_MIN = 8 << 20
@@ -115,11 +116,12 @@ class Ingest:
     """
 
     def __init__(
-        self, runner: Runner, options: Options, table: Path, *, cores: int = 1, schema: Any = "raw", limit: int | None = None,
+        self, runner: Runner, options: Options, table: Path | Lake, *, cores: int = 1, schema: Any = "raw", limit: int | None = None,
         checkpoint: Path | None = None,
     ) -> None:  # fmt: skip
         self._runner, self._options, self._limit, self._checkpoint = runner, options, limit, checkpoint
-        self._root, self._bad_root = table.absolute(), table.absolute().with_name(f"{table.name}_quarantine")
+        self._lake = lake_of(table)
+        self._root, self._bad_root = self._lake.table().path, self._lake.quarantine().path
         self._schema, self._cores, self._after = schema, cores, ""
         self.query = self._name()
 
@@ -141,12 +143,9 @@ class Ingest:
 
     def payload(self, found: Manifest | Listing) -> Any:
         """The type of the column payload: the table's, where it has one; None: there is none."""
-        table = DeltaLake(self._root, envelope()).open()
-        if table is not None:
-            import pyarrow
-
-            names = {column.name for column in table.schema().fields}
-            return pyarrow.schema(table.schema()).field("payload").type if "payload" in names else None
+        table = self._lake.table()
+        if table.open() is not None:
+            return table.payload()
         if isinstance(self._schema, str) and self._schema == "raw":
             return None
         return self._inferred(found) if isinstance(self._schema, str) else self._schema
@@ -177,13 +176,12 @@ class Ingest:
 
     def _batch(self, found: Manifest | Listing) -> Batch | None:
         began = time.monotonic()
-        probe = DeltaLake(self._root, envelope())
-        held, number = probe.held()
+        held, number = self._lake.table().held()
         parts = missing(found, held, self._options, self._limit, self._after)
         if not parts:
             return None
         kind = self.payload(found)
-        table, bad = DeltaLake(self._root, envelope(kind)), DeltaLake(self._bad_root, quarantine())
+        table, bad = self._lake.table(kind), self._lake.quarantine()
         quarantined, bad_number = bad.held()
         packed = None if kind is None else _serialized(kind)
         epochs = {part.topic: part.epoch for part in parts}
@@ -194,6 +192,7 @@ class Ingest:
                 {piece.topic: epochs[piece.topic] for piece in pieces},
                 str(self._root),
                 str(self._bad_root),
+                table.keys_in_files,
                 packed,
                 quarantined,
             )

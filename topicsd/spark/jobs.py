@@ -10,9 +10,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from topicsd.spark.lakes import Lake
 
 EXIT_DIFFERS, EXIT_FAILED = 1, 2
 
@@ -32,6 +35,32 @@ def source(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+def table(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name a lake table; the command gets a Lake."""
+
+    @functools.wraps(command)
+    def inner(*args: Any, table: Path, kind: str | None, catalog: str, **kwargs: Any) -> None:
+        from topicsd.spark.lakes import Lake
+
+        command(*args, lake=Lake(table, kind or "", catalog), **kwargs)
+
+    out: Callable[..., None] = inner
+    for option in (
+        click.option("--catalog", default="", help="of Iceberg: an SQL URL, or a name that pyiceberg's configuration has [a file beside the table]"),
+        click.option("--format", "kind", type=click.Choice(["delta", "iceberg"]), help="[what is there; delta, where nothing is]"),
+        click.option("--table", required=True, type=click.Path(path_type=Path, file_okay=False), help="folder of the table"),
+    ):
+        out = option(out)
+    return out
+
+
+def there(lake: Lake) -> Lake:
+    """A table that is there. Raises FileNotFoundError."""
+    if not lake.path.is_dir():
+        raise FileNotFoundError(f"{lake.path}: no table")
+    return lake
 
 
 def failing(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,9 +107,8 @@ def options_of(path: str | None, url: str | None, token: str | None, topics: str
 
     if path is None and url is None:
         raise OptionError("name an export (--path) or a server (--url, TOPICS_URL)")
-    where: dict[str, Any] = (
-        {"path": path if is_url(path) else str(Path(path).absolute())} if path is not None else {"url": url} | ({"token": token} if token else {})
-    )
+    place = path if path is None or is_url(path) else str(Path(path).absolute())
+    where: dict[str, Any] = {"path": place} if place is not None else {"url": url} | ({"token": token} if token else {})
     return parse({name: str(value) for name, value in (where | ({"topics": topics} if topics else {}) | more).items() if value is not None})
 
 
@@ -91,8 +119,7 @@ def tell(report: dict[str, Any], *, err: bool = False) -> None:
 
 @spark.command()
 @source
-@click.option("--table", required=True, type=click.Path(path_type=Path, file_okay=False), help="folder of the table; it is made")
-@click.option("--format", "kind", type=click.Choice(["delta"]), default="delta", show_default=True)
+@table
 @click.option("--checkpoint", type=click.Path(path_type=Path, file_okay=False), help="folder for the job's id and place; it may be lost")
 @click.option("--json-schema", default="raw", help="a file of names and types for a column payload, `infer`, or `raw`: none [raw]")
 @click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="of one commit")
@@ -105,7 +132,7 @@ def tell(report: dict[str, Any], *, err: bool = False) -> None:
 @click.option("--local", is_flag=True, help="without Spark and Java: tasks run in this process, one after another")
 @failing
 def ingest(
-    path: str | None, url: str | None, token: str | None, topics: str | None, table: Path, kind: str, checkpoint: Path | None,
+    path: str | None, url: str | None, token: str | None, topics: str | None, lake: Lake, checkpoint: Path | None,
     json_schema: str, max_records_per_trigger: int | None, max_partition_bytes: int | None, available_now: bool, interval_ms: int,
     allow_data_loss: bool, on_corrupt: str, master: str | None, local: bool,
 ) -> None:  # fmt: skip
@@ -125,7 +152,7 @@ def ingest(
         runner, cores = functools.partial(run_tasks, running), running.sparkContext.defaultParallelism
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
-    made = job.Ingest(runner, options, table, cores=cores, schema=schema, limit=max_records_per_trigger, checkpoint=checkpoint)
+    made = job.Ingest(runner, options, lake, cores=cores, schema=schema, limit=max_records_per_trigger, checkpoint=checkpoint)
     show = _bar if sys.stderr.isatty() else (lambda report: tell(report, err=True))
     tell(job.run(made, once=available_now, interval_s=interval_ms / 1000, stop=stop.is_set, tell=show))
 
@@ -139,21 +166,20 @@ def _bar(report: dict[str, Any]) -> None:
 
 @spark.command()
 @source
-@click.option("--table", required=True, type=click.Path(path_type=Path, file_okay=False))
+@table
 @failing
-def audit(path: str | None, url: str | None, token: str | None, topics: str | None, table: Path) -> None:
+def audit(path: str | None, url: str | None, token: str | None, topics: str | None, lake: Lake) -> None:
     """Compare a lake table with an export, a server or both, by topic and day; a line for each, the verdict last. Exit 1: something differs."""
     from topicsd.spark.audit import Audit
 
-    if not table.is_dir():
-        raise FileNotFoundError(f"{table}: no table")
+    there(lake)
     sources = [("path", path, None)] * (path is not None) + [("url", None, url)] * (url is not None)
     if not sources:
         options_of(None, None, None, None)
     days = differing = records = 0
     gaps: list[dict[str, Any]] = []
     for name, one_path, one_url in sources:
-        made = Audit(table, options_of(one_path, one_url, token, topics))
+        made = Audit(lake, options_of(one_path, one_url, token, topics))
         gaps = made.gaps()
         for day in made.days():
             days, differing, records = days + 1, differing + (not day.clean), records + day.source
@@ -166,22 +192,20 @@ def audit(path: str | None, url: str | None, token: str | None, topics: str | No
 
 
 @spark.command()
-@click.option("--table", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@table
 @click.option("--target-bytes", type=click.IntRange(min=1), default=128 << 20, show_default=True, help="of a file")
 @click.option("--vacuum-hours", type=click.IntRange(min=0), help="then remove files that no version of so many hours needs, and litter")
 @failing
-def compact(table: Path, target_bytes: int, vacuum_hours: int | None) -> None:
+def compact(lake: Lake, target_bytes: int, vacuum_hours: int | None) -> None:
     """Join small files. A run that is killed has done nothing; the next one does it."""
-    from topicsd.spark.tables import DeltaLake, envelope
-
-    lake = DeltaLake(table.absolute(), envelope())
-    done = lake.compact(target_bytes)
+    made = there(lake).table()
+    done = made.compact(target_bytes)
     report = {"files_removed": done["numFilesRemoved"], "files_added": done["numFilesAdded"]}
-    tell(report | ({"files_vacuumed": lake.vacuum(vacuum_hours)} if vacuum_hours is not None else {}))
+    tell(report | ({"files_vacuumed": made.vacuum(vacuum_hours)} if vacuum_hours is not None else {}))
 
 
 @spark.command()
-@click.option("--table", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@table
 @click.option("--url", required=True, envvar="TOPICS_URL", help="the server [TOPICS_URL]")
 @click.option("--token", envvar="TOPICS_TOKEN", help="a key of the server [TOPICS_TOKEN]")
 @click.option("--topics", help="of the table: names, or prefixes with * at their end, with commas between them [all]")
@@ -192,15 +216,16 @@ def compact(table: Path, target_bytes: int, vacuum_hours: int | None) -> None:
 @click.option("--master", help="of Spark [spark-submit's, local[*]]")
 @failing
 def replay(
-    table: Path, url: str, token: str | None, topics: str | None, since: int | None, until: int | None, to: str, write_id: str | None,
-    master: str | None,
+    lake: Lake, url: str, token: str | None, topics: str | None, since: int | None, until: int | None, to: str,
+    write_id: str | None, master: str | None,
 ) -> None:  # fmt: skip
     """Write a table's records to topics again. The same replay, repeated, writes nothing twice and goes on where it stopped."""
     from topicsd.spark import replay as job
 
+    there(lake)
     names = [name.strip() for name in topics.split(",")] if topics else None
-    frame = job.frame(session("replay", master), table, topics=names, since=since, until=until, to=to)
-    key = write_id or job.write_id(table, topics=names, since=since, until=until, to=to)
+    frame = job.frame(session("replay", master), lake, topics=names, since=since, until=until, to=to)
+    key = write_id or job.write_id(lake, topics=names, since=since, until=until, to=to)
     writer = frame.write.format("topicsd").options(url=url, writeId=key, **({"token": token} if token else {}))
     writer.mode("append").save()
     tell({"write_id": key, "to": to})

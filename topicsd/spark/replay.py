@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topicsd.spark.tables import DeltaLake, TableError, envelope
+from topicsd.spark.lakes import Lake, lake_of
+from topicsd.spark.tables import TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,14 +18,14 @@ TASKS = 8  # fixed: a task's key is made of its number
 
 
 def frame(
-    spark: SparkSession, table: Path, *, topics: Sequence[str] | None, since: int | None, until: int | None, to: str, tasks: int = TASKS
+    spark: SparkSession, table: Path | Lake, *, topics: Sequence[str] | None, since: int | None, until: int | None, to: str, tasks: int = TASKS
 ) -> DataFrame:
     """The records of a table as the sink takes them, each topic's in the order of epochs and seqs. `to`: a topic, or a prefix with * at its end."""
     from pyspark.sql import functions
 
-    paths = DeltaLake(table.absolute(), envelope()).files()
+    paths = lake_of(table).table().files()
     if not paths:
-        raise TableError(f"{table}: no table, or an empty one")
+        raise TableError(f"{lake_of(table).path}: no table, or an empty one")
     rows: Any = spark.read.option("mergeSchema", "true").parquet(*paths)
     if topics is not None:
         chosen = [functions.col("topic").startswith(name[:-1]) if name.endswith("*") else functions.col("topic") == name for name in topics]
@@ -41,7 +42,7 @@ def frame(
     return ordered.select(target.alias("topic"), "data", "tag", "node", "meta")
 
 
-def write_id(table: Path, **told: Any) -> str:
+def write_id(table: Path | Lake, **told: Any) -> str:
     """What a replay is, as one word: the same table with the same records and options has the same."""
-    held, _ = DeltaLake(table.absolute(), envelope()).held()
-    return hashlib.sha256(json.dumps([str(table.absolute()), held.ranges(), told], sort_keys=True).encode()).hexdigest()[:32]
+    held, _ = lake_of(table).table().held()
+    return hashlib.sha256(json.dumps([str(lake_of(table).path.absolute()), held.ranges(), told], sort_keys=True).encode()).hexdigest()[:32]

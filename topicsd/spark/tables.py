@@ -99,6 +99,8 @@ def quarantine() -> pyarrow.Schema:
 class DeltaLake:
     """A Delta table on a folder. Raises TableError when it is no table of ours."""
 
+    keys_in_files = False  # Delta's log has the columns of the partition
+
     def __init__(self, path: Path, schema: pyarrow.Schema) -> None:
         self.path, self.schema = path, schema
 
@@ -124,6 +126,16 @@ class DeltaLake:
         whole = pyarrow.schema([pyarrow.field("topic_key", pyarrow.string()), pyarrow.field("day", pyarrow.date32()), *self.schema])
         self.path.mkdir(parents=True, exist_ok=True)
         return DeltaTable.create(str(self.path), whole, mode="ignore", partition_by=PARTITIONS)
+
+    def payload(self) -> pyarrow.DataType | None:
+        """The type of the column payload, None without one. Raises TableError when there is no table."""
+        import pyarrow
+
+        table = self.open()
+        if table is None:
+            raise TableError(f"{self.path}: no table")
+        schema = pyarrow.schema(table.schema())
+        return schema.field("payload").type if "payload" in schema.names else None
 
     def held(self) -> tuple[Held, int]:
         """What the table holds, and the number of its next batch."""
@@ -161,14 +173,16 @@ class DeltaLake:
         return [] if table is None else [_local(uri) for uri in table.file_uris()]
 
     def partitions(self) -> dict[tuple[str, str], list[str]]:
-        """Its files' paths, as the log has them, by (topic_key, day)."""
+        """Its files' paths by (topic_key, day)."""
         import pyarrow
 
         table = self.open()
         out: dict[tuple[str, str], list[str]] = {}
         if table is not None:
             for action in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist():
-                out.setdefault((action["partition.topic_key"], str(action["partition.day"])), []).append(action["path"])
+                out.setdefault((action["partition.topic_key"], str(action["partition.day"])), []).append(
+                    str(self.path / urllib.parse.unquote(action["path"]))
+                )
         return out
 
     def compact(self, target_bytes: int) -> dict[str, Any]:

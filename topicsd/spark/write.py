@@ -3,6 +3,7 @@ A call is per batch, not per record, but for records whose payload does not fit.
 
 from __future__ import annotations
 
+import datetime
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Task:
     epochs: dict[str, str]  # of the topics
     table: str
     quarantine: str
+    keys_in_files: bool = False  # topic_key and day, too
     payload: bytes | None = None  # its type: a serialized Arrow schema of one field
     quarantined: Held = field(default_factory=Held)  # bad rows of these seqs are in the quarantine already
 
@@ -51,18 +53,24 @@ class _Files:
         self._root, self._schema, self._out = root, schema, out
         self._key: tuple[str, str] | None = None
         self._writer: Any = None
+        self._keys: dict[str, Any] = {}  # the partition's columns, where they stand in the file
 
     def add(self, topic: str, day: str, rows: pyarrow.Table) -> None:
+        import pyarrow
         from pyarrow import compute, parquet
 
         if self._key != (topic, day):
             self.close()
             self._key, key = (topic, day), topic_key(topic)
+            if self._schema.names[0] == "topic_key":
+                self._keys = {"topic_key": pyarrow.scalar(key), "day": pyarrow.scalar(datetime.date.fromisoformat(day))}
             self._name = f"{folder(key, day)}/part-{secrets.token_hex(12)}.parquet"
             path = self._root / self._name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", compression_level=1, coerce_timestamps="us")
             self._rows, self._first, self._last = 0, 2**63, 0
+        for at, name in enumerate(self._keys):
+            rows = rows.add_column(at, self._schema.field(name), pyarrow.repeat(self._keys[name], rows.num_rows))
         self._writer.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS)
         bounds = compute.min_max(rows["seq"]).as_py()
         self._rows, self._first, self._last = self._rows + rows.num_rows, min(self._first, bounds["min"]), max(self._last, bounds["max"])
@@ -83,7 +91,9 @@ def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
 
     payload = None if task.payload is None else pyarrow.ipc.read_schema(pyarrow.BufferReader(task.payload)).field(0).type
     out = Written()
-    good, bad = _Files(Path(task.table), envelope(payload), out.files), _Files(Path(task.quarantine), quarantine(), out.bad)
+    keys = [("topic_key", pyarrow.string()), ("day", pyarrow.date32())] if task.keys_in_files else []
+    good = _Files(Path(task.table), pyarrow.schema([*keys, *envelope(payload)]), out.files)
+    bad = _Files(Path(task.quarantine), pyarrow.schema([*keys, *quarantine()]), out.bad)
     for batch in batches:
         for topic, day, rows in runs(pyarrow.Table.from_batches([batch])):
             epoch = task.epochs[topic]

@@ -1,0 +1,74 @@
+"""Which lake table is meant: its folder, its format, its catalog; and the quarantine beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from topicsd.spark.iceberg import IcebergLake
+from topicsd.spark.ranges import Held, Range
+from topicsd.spark.tables import DeltaLake, File, TableError, envelope, quarantine
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMATS = ("delta", "iceberg")
+
+
+class LakeTable(Protocol):
+    """A table as the jobs use it (tables.py, iceberg.py)."""
+
+    path: Path
+    schema: pyarrow.Schema
+    keys_in_files: bool
+
+    def open(self) -> Any: ...
+    def payload(self) -> pyarrow.DataType | None: ...
+    def held(self) -> tuple[Held, int]: ...
+    def commit(self, files: Sequence[File], ranges: Sequence[Range], batch: int) -> None: ...
+    def files(self) -> list[str]: ...
+    def partitions(self) -> dict[tuple[str, str], list[str]]: ...
+    def compact(self, target_bytes: int) -> dict[str, Any]: ...
+    def vacuum(self, hours: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table's folder. kind: delta or iceberg; empty: what is there, and delta where nothing is. catalog: of Iceberg (iceberg.py)."""
+
+    path: Path
+    kind: str = ""
+    catalog: str = ""
+
+    @property
+    def format(self) -> str:
+        """The format. Raises TableError where the folder has a table of the other one."""
+        folders = (self.path, self._beside)  # the quarantine is the first one to be there
+        delta = any((folder / "_delta_log").is_dir() for folder in folders)
+        iceberg = not delta and any((folder / "metadata").is_dir() for folder in folders)
+        found = "delta" if delta else "iceberg" if iceberg else ""
+        if self.kind and found and self.kind != found:
+            raise TableError(f"{self.path}: a table of the format {found}, not {self.kind}")
+        return self.kind or found or ("iceberg" if self.catalog else "delta")
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(f"{self.path.name}_quarantine")
+
+    def table(self, payload: pyarrow.DataType | None = None) -> LakeTable:
+        """The table."""
+        return self._made(self.path.absolute(), envelope(payload))
+
+    def quarantine(self) -> LakeTable:
+        """The quarantine beside it."""
+        return self._made(self._beside.absolute(), quarantine())
+
+    def _made(self, path: Path, schema: pyarrow.Schema) -> LakeTable:
+        return IcebergLake(path, schema, self.catalog) if self.format == "iceberg" else DeltaLake(path, schema)
+
+
+def lake_of(place: Path | Lake) -> Lake:
+    """A folder as a lake table."""
+    return place if isinstance(place, Lake) else Lake(place)
