@@ -5,6 +5,7 @@ Nothing is installed. A file is built again only when something beside it is new
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import subprocess
@@ -36,6 +37,7 @@ def build(engine: bool = True) -> None:
             subprocess.run([*COMPILER, *WARNINGS, "-o", OUT / name, source], check=True)
     if engine:
         _build_submit()
+        importlib.invalidate_caches()  # the folder may not have been there when Python looked into it first
 
 
 def _stale(product: Path, sources: list[Path]) -> bool:

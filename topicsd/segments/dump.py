@@ -13,13 +13,14 @@ import orjson
 
 from topicsd._native import frame, segment_pack
 from topicsd._native.segment import STATUS, Header, SegmentError, SegmentView, frame_at, header_of
+from topicsd.segments.dump_snapshot import show_snapshot
 from topicsd.segments.names import Place
 from topicsd.segments.verify import load, pack_places
 
 Line = dict[str, Any]
 FRAME_TYPES = {
     1: "start", 2: "append", 3: "topic_create", 4: "topic_config", 5: "topic_delete", 6: "delete", 7: "floor", 8: "ceiling", 9: "hole", 10: "router",
-    11: "router_cursor", 12: "lease", 13: "group", 14: "checkpoint", 0x81: "mark",
+    11: "router_cursor", 12: "lease", 13: "group", 14: "checkpoint", 15: "segment", 0x81: "mark",
 }  # fmt: skip
 JSON_BODIES = (3, 4)
 LOSS_REASONS = {0: "deleted", 1: "cap", 2: "ttl", 3: "mixed", 4: "recreated", 5: "source_trim", 6: "corrupt"}
@@ -31,6 +32,8 @@ def dump(path: Path) -> Iterator[bytes]:
     raw, bad = load(path)
     show = next((show for magic, show in FORMATS.items() if raw.startswith(magic)), None)
     show = show or SUFFIXES.get(path.suffix)  # its first bytes are damaged
+    if show is None and path.name.startswith("snapshot-"):
+        show = show_snapshot
     if show is None and not any(raw):
         show = _zeroes
     if show is None:
@@ -236,6 +239,7 @@ FORMATS: dict[bytes, Callable[[Path, bytes], Iterator[Line]]] = {
     b"TPSGTAG1": _part("tags"),
     b"TPSGDEL1": _part("flags"),
     b"TPPPACK1": _pack,
+    b"TPSNAP": show_snapshot,
 }
 SUFFIXES = {
     ".log": _log,
