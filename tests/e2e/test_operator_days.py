@@ -1,4 +1,4 @@
-"""What an operator meets at night: disks that fill while files are made, moved and removed, an archive that is away, damage that is to be repaired."""
+"""What an operator meets at night: disks that fill while files are made, moved and removed, an archive that is away, damage to be repaired."""
 
 from __future__ import annotations
 
