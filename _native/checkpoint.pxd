@@ -1,12 +1,11 @@
-# Topics as they stand at one moment, packed for a snapshot, and back (docs/format/snapshot.md has every byte).
+# The rows of topics in a snapshot, packed and back (docs/format/snapshot.md has every byte).
 #
 #   a topic  | row bytes | struct TopicRow | name | dead letter | sealed ranges, 128 B each | their marks | runs | origins | windows |
 #   a run    | first seq | last seq | kind | 24 B an index entry, unless it is a hole |
 #
-# One moment for all: nothing is in flight, nothing stands between the log's end and the tables. So replay goes on at that end, and no frame
-# before it need be looked at again. What an ephemeral record leaves behind is what recovery from the log leaves of it: a hole, or nothing.
-#
-# `needed`, by shard: the lowest log position that an index entry points at, router copies and the notes of routers too: no file above it may go.
+# A row is the topic at one moment: nothing of it is in flight, nothing stands between the log's end and the tables (changes.pxd, taking.pxd see to
+# that). So replay goes on at that end, and no frame before it need be looked at again. What an ephemeral record leaves behind is what recovery
+# from the log leaves of it: a hole, or nothing.
 #
 # One thread, the writer's.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -39,10 +38,12 @@ cdef struct WindowRow:
 cdef class Packed:
     cdef uint8_t *bytes
     cdef uint64_t used, room
-    cdef int64_t now_ms       # the wall clock, or the newest record's ts when that is later
-    cdef uint64_t low[8]
+    cdef int64_t now_ms       # the wall clock of the moment, or the newest record's ts when that is later
+    cdef int64_t mono_ms      # of the moment
+    cdef uint64_t low[8]      # by shard: the lowest position that the topic points at
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]
+    cdef int reserve(self, uint64_t wanted) noexcept nogil
     cdef int need(self, uint64_t more) noexcept nogil
     cdef int put(self, const void *from_bytes, uint64_t count) noexcept nogil
     cdef int align(self) noexcept nogil
@@ -57,3 +58,6 @@ cdef class Packed:
     cdef int windows(self, Core *core, uint32_t slot, uint32_t *count) noexcept nogil
     cdef void settle_ephemeral(self, TopicRow *row, uint64_t last_kept, uint64_t lead, uint64_t count, uint64_t size, bint keeps_end) noexcept nogil
     cdef void notes(self, Core *core, uint32_t slot) noexcept nogil
+
+# The topic in a slot points at this place of the log (changes.pxd, `lows`).
+cdef void low_is(Core *core, uint32_t slot, uint64_t position) noexcept nogil

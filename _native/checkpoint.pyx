@@ -16,7 +16,7 @@ from topicsd._native.index cimport index_append, index_at, index_hole, index_hol
 from topicsd._native.jobs cimport jobs_added
 from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, INDEX_COPY, INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOG_FILES_MAX, LOSS_CORRUPT, LOSS_MIXED, NO_SLOT,
-    POSITION_BITS, POSITION_MASK, SHARDS_MAX, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, topic_slot,
+    POSITION_BITS, POSITION_MASK, SHARDS_MAX, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, segment_file, topic_slot,
 )
 from topicsd._native.maps cimport guarded_copy, map_at
 from topicsd._native.regions cimport Shared
@@ -25,7 +25,7 @@ from topicsd._native.sealed cimport Rows, rows_append, rows_of_topic
 from topicsd._native.slabs cimport slab_class_for, slab_take
 from topicsd._native.table cimport config_dead_letter, config_set_dead_letter, table_insert
 from topicsd._native.tags cimport tags_add, tags_new
-from topicsd._native.topics cimport Core, Private, jobs_changed, jobs_of, private_of
+from topicsd._native.topics cimport Core, Private, jobs_changed, jobs_of, private_of, touch
 
 cdef extern from "<sys/mman.h>" nogil:
     int MADV_HUGEPAGE
@@ -34,12 +34,18 @@ cdef enum:
     ROOM_FIRST = 1 << 20
     HUGE_BYTES_MIN = 8 << 20
     RESERVE_BYTES_MAX = 1 << 30
-    ROW_BYTES = 512         # of a topic without records, about
     PART_BYTES = 4096       # of a record in front of its tag's end, at first
 
 
+cdef void low_is(Core *core, uint32_t slot, uint64_t position) noexcept nogil:
+    cdef uint64_t shard = position >> POSITION_BITS, inverted = ~(position & POSITION_MASK)
+    cdef uint64_t *low = &core.changes.lows[<uint64_t>slot * core.changes.shards + shard]
+    if shard < core.changes.shards and inverted > low[0]:
+        low[0] = inverted
+
+
 cdef class Packed:
-    """Rows of all topics as they stand now; shows its bytes as a buffer."""
+    """Rows of a section; shows its bytes as a buffer."""
 
     def __cinit__(self):
         cdef uint32_t shard
@@ -50,24 +56,14 @@ cdef class Packed:
         with nogil:
             free(self.bytes)
 
-    def reserve(self, EngineCore core not None):
-        """Have room for what `pack` will most likely need, its pages there already. For another thread: what it reads of the table may be stale."""
-        cdef uint64_t wanted = ROOM_FIRST, slot, at
-        cdef topic_slot *topic
-        cdef int failed
-        with nogil:
-            for slot in range(core.core.regions.control.table_high):
-                topic = &core.core.regions.table[slot]
-                if topic.topic_id:
-                    wanted += ROW_BYTES + <uint64_t>topic.segments_len * sizeof(segment_body)
-                    at = max(topic.earliest, topic.sealed_through + 1)
-                    if at <= topic.head:
-                        wanted += (topic.head - at + 1) * sizeof(index_entry)
-            failed = self.need(min(wanted + wanted // 8, RESERVE_BYTES_MAX))
-            for at in range(0, self.room if failed == 0 else 0, 4096):
-                self.bytes[at] = 0
-        if failed:
-            raise MemoryError
+    cdef int reserve(self, uint64_t wanted) noexcept nogil:
+        """Have room for so many bytes, at most a bound, its pages there already."""
+        cdef uint64_t at
+        if self.need(min(wanted, <uint64_t>RESERVE_BYTES_MAX)) != 0:
+            return -ENOMEM
+        for at in range(self.used, self.room, 4096):
+            self.bytes[at] = 0
+        return 0
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if flags & PyBUF_WRITABLE:
@@ -81,11 +77,6 @@ cdef class Packed:
 
     def __len__(self):
         return self.used
-
-    @property
-    def needed(self):
-        """By shard: the lowest log position that an entry points at, or None."""
-        return [None if self.low[shard] == UINT64_MAX else self.low[shard] for shard in range(8)]
 
     # ---- bytes
 
@@ -156,14 +147,17 @@ cdef class Packed:
     cdef int sealed(self, Core *core, const topic_slot *topic) noexcept nogil:
         cdef Rows rows
         cdef segment_body body
+        cdef const segment_file *file
         cdef uint32_t number
         cdef uint64_t size
         rows_of_topic(core.regions, topic, &rows)
         for number in range(rows.count):
             memset(&body, 0, sizeof(body))
             body.row = rows.at[number]
-            if body.row.file:
-                body.file = core.regions.segment_files[body.row.file]
+            if body.row.file:    # what the file is, not who else leads there
+                file = &core.regions.segment_files[body.row.file]
+                body.file.topic_id, body.file.name, body.file.edition = file.topic_id, file.name, file.edition
+                body.file.bytes, body.file.kind = file.bytes, file.kind
             if self.put(&body, sizeof(body)) != 0:
                 return -ENOMEM
         for number in range(rows.count):
@@ -307,7 +301,7 @@ cdef class Packed:
             if entry.dead or entry.pending:
                 continue
             row.records_xxh3, row.first_seq, row.count, row.key_bytes = entry.records_xxh3, entry.first_seq, entry.count, entry.key_bytes
-            row.arrived_ms = self.now_ms - (core.mono_ms - entry.arrived_ms)
+            row.arrived_ms = self.now_ms - (self.mono_ms - entry.arrived_ms)
             if self.put(&row, sizeof(row)) != 0 or self.put(entry.key, entry.key_bytes) != 0 or self.align() != 0:
                 return -ENOMEM
             count[0] += 1
@@ -328,22 +322,6 @@ cdef class Packed:
             for number in range(note.count):
                 self.points_at(note.entries[number].position)
             note = note.next
-
-
-def pack(EngineCore core not None, Packed room=None):
-    """Pack all topics as they stand, into `room` where it is given. Nothing may be in flight. Raises MemoryError."""
-    cdef Packed packed = Packed() if room is None else room
-    cdef uint64_t slot
-    cdef int failed = 0
-    packed.now_ms = <int64_t>max(core.core.wall_ms, core.newest_ts)    # as replay sees it when the clock has stepped back: see settle_windows
-    with nogil:
-        for slot in range(core.core.regions.control.table_high):
-            if core.core.regions.table[slot].topic_id:
-                failed |= packed.topic(&core.core, <uint32_t>slot)
-                packed.notes(&core.core, <uint32_t>slot)
-    if failed:
-        raise MemoryError
-    return packed
 
 
 # ---- back -------------------------------------------------------------------------------------------------------------------
@@ -378,6 +356,8 @@ cdef class Loader:
     cdef readonly list with_ttl
     cdef readonly list with_floor
     cdef readonly uint64_t topics, corrupt
+    cdef uint32_t number        # of the snapshot whose rows are being loaded
+    cdef list changed           # slots that are no longer what their row says
     cdef uint64_t moment[8]
     cdef uint8_t *part
     cdef uint64_t part_room
@@ -385,7 +365,8 @@ cdef class Loader:
     def __cinit__(self, EngineCore core not None, take_file, moment, damaged):
         cdef uint32_t shard
         self.core, self.take_file, self.damaged = core, take_file, damaged
-        self.with_ttl, self.with_floor = [], []
+        self.with_ttl, self.with_floor, self.changed = [], [], []
+        core.core.changes.loading = True
         for shard in range(min(len(moment), 8)):
             self.moment[shard] = moment[shard]
         self.part = <uint8_t *>malloc(PART_BYTES)
@@ -396,8 +377,37 @@ cdef class Loader:
     def __dealloc__(self):
         free(self.part)
 
-    def load(self, const uint8_t[::1] raw not None):
-        """Load all rows. Raises ValueError for a row that is not what it should be."""
+    def load(self, const uint8_t[::1] raw not None, uint32_t number, const uint64_t[::1] gone=None):
+        """Load the rows of snapshot `number` but for topics that a newer one has or knows to be gone: call it for the newest first.
+
+        gone: ids of topics that no older one is to bring. Raises ValueError for a row that is not what it should be.
+        """
+        cdef Py_ssize_t place
+        self.number = number
+        self._load(raw)
+        for place in range(gone.shape[0] if gone is not None else 0):
+            self.core.learn_id(gone[place], NO_SLOT)
+
+    def is_from(self, uint64_t topic_id, uint32_t number):
+        """Tell whether a topic's row came from snapshot `number`: what else that one has of it holds too, and no other's."""
+        cdef uint32_t slot = self.core._slot_of(topic_id)
+        return slot != NO_SLOT and self.core.core.changes.stamps[slot] == number
+
+    def finish(self):
+        """From here on what changes is for the next snapshot."""
+        self.core.core.changes.loading = False
+        for slot in self.changed:
+            touch(&self.core.core, slot)
+
+    cdef bint is_known(self, uint64_t topic_id) noexcept nogil:
+        cdef uint64_t place = (topic_id * <uint64_t>0x1E3779B97F4A7C15) >> 20 & self.core.ids_mask
+        while self.core.ids[2 * place] != 0:
+            if self.core.ids[2 * place] == topic_id:
+                return True
+            place = (place + 1) & self.core.ids_mask
+        return False
+
+    cdef int _load(self, const uint8_t[::1] raw) except -1:
         cdef uint64_t at = 0, size, end = <uint64_t>raw.shape[0]
         while at < end:
             if end - at < 8:
@@ -405,8 +415,10 @@ cdef class Loader:
             memcpy(&size, &raw[at], 8)
             if size < sizeof(TopicRow) or size > end - at - 8:
                 raise ValueError("a topic's row is cut short")
-            self.one(&raw[at + 8], size)
+            if not self.is_known((<const TopicRow *>&raw[at + 8]).topic_id):
+                self.one(&raw[at + 8], size)
             at += 8 + size
+        return 0
 
     cdef int one(self, const uint8_t *raw, uint64_t size) except -1:
         cdef Core *core = &self.core.core
@@ -428,6 +440,7 @@ cdef class Loader:
         if own == NULL:
             raise MemoryError("the topic table is full")
         topic = &core.regions.table[slot]
+        core.changes.stamps[slot] = self.number
         self.core._count_topic(&row.config, 1)
         self.core.learn_id(row.topic_id, slot)
         topic.last_write_ms, topic.last_read_ms, topic.last_ts = row.last_write_ms, row.last_read_ms, row.last_ts
@@ -525,6 +538,7 @@ cdef class Loader:
     cdef int lose(self, topic_slot *topic, const index_entry *entries, uint64_t first_seq, uint64_t at, uint64_t end) except -1:
         cdef uint64_t number
         cdef bint leads = topic.earliest > topic.head
+        self.changed.append(topic - self.core.core.regions.table)
         if index_hole(self.core.core.regions, topic, first_seq + at, first_seq + end - 1, LOSS_CORRUPT) != 0:
             raise MemoryError
         if leads:
@@ -544,6 +558,8 @@ cdef class Loader:
         cdef const record_entry *record
         cdef uint64_t number
         for number in range(at, end):
+            if not entries[number].flags & INDEX_DELETED:
+                low_is(core, slot, entries[number].position)
             if entries[number].flags & INDEX_DELETED:
                 topic.deleted_in_index += 1
                 topic.earliest += topic.earliest == first_seq + number    # after a loss in front of it

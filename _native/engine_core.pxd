@@ -12,6 +12,8 @@ from topicsd._native.topics cimport Private
 
 
 cdef class EngineCore(QueueDoor):
+    cdef public list gone         # (number of the first checkpoint without it, id) of topics that were removed, in order
+
     cdef Route *_route(self, uint32_t number) except NULL
     cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil
     cdef void _remember_again(self, uint32_t slot, Private *own) noexcept

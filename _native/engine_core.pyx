@@ -36,7 +36,7 @@ from topicsd._native.table cimport (
 )
 from topicsd._native.topics cimport (
     Private, batch_payload, delete_before, delete_matching, evict, expire, leave_hole, lose_through, private_drop, private_of,
-    wake_watchers,
+    touch, wake_watchers,
 )
 
 cdef enum:
@@ -50,6 +50,9 @@ DURABILITIES = ("ephemeral", "memory", "disk", "fsync")    # by enum durability_
 @cython.no_gc_clear
 cdef class EngineCore(QueueDoor):
     """The sequencer with a door for the engine's commands: one thread, the writer's (ARCHITECTURE section 1)."""
+
+    def __cinit__(self, *args):
+        self.gone = []
 
     # ---- commands of the engine ----------------------------------------------------------------------------------------------------------------
 
@@ -240,6 +243,7 @@ cdef class EngineCore(QueueDoor):
     def set_topic(self, uint32_t slot, uint64_t ceiling, uint64_t shard):
         """Set a new topic's shard and the ceiling that its create frame has reserved."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
+        touch(&self.core, slot)
         topic.shard = shard
         topic.ceiling_durable = topic.ceiling_asked = ceiling
         if ceiling > topic.head:
@@ -248,6 +252,7 @@ cdef class EngineCore(QueueDoor):
     def set_ceiling(self, uint32_t slot, uint64_t ceiling):
         """Set the ceiling that a frame has just lowered or replay has found."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
+        touch(&self.core, slot)
         topic.ceiling_durable = topic.ceiling_asked = ceiling
         if ceiling > topic.head:
             self._remember_raised(slot)
@@ -300,6 +305,7 @@ cdef class EngineCore(QueueDoor):
         route.dest_id = self.core.regions.table[dest].topic_id
         route.match_kind, route.match_bytes, route.text_bytes = kind, <uint32_t>len(match), <uint32_t>len(text)
         memcpy(route.text, PyBytes_AS_STRING(text), len(text))
+        touch(&self.core, source)
         if route_add(&self.forwarder, &route, <const uint8_t *>PyBytes_AS_STRING(match)) != 0:
             raise MemoryError
 
@@ -311,11 +317,13 @@ cdef class EngineCore(QueueDoor):
 
     def change_route(self, uint32_t number, uint32_t flags, uint32_t kind, bytes match):
         """Change what a route forwards, from its cursor on."""
+        touch(&self.core, self._route(number).source)
         if route_change(&self.forwarder, self._route(number), flags, kind, <const uint8_t *>PyBytes_AS_STRING(match), <uint32_t>len(match)) != 0:
             raise MemoryError
 
     def remove_route(self, uint32_t number):
         """Take a route out; nothing of it may be in flight (wait_synced of its destination)."""
+        touch(&self.core, self._route(number).source)
         route_remove(&self.forwarder, self._route(number))
 
     def route(self, uint32_t number):
@@ -329,11 +337,13 @@ cdef class EngineCore(QueueDoor):
     def set_route(self, uint32_t number, uint64_t cursor, uint64_t forwarded, uint64_t lost):
         """Set what recovery knows of a route."""
         cdef Route *route = self._route(number)
+        touch(&self.core, route.source)
         route.cursor, route.forwarded, route.lost = cursor, forwarded, lost
 
     def skip_in_route(self, uint32_t number, uint64_t first_seq, uint64_t last_seq):
         """Let a route pass these seqs of its source in silence: recovery has told their loss in the destination."""
         cdef Route *route = self._route(number)
+        touch(&self.core, route.source)
         route.skip_first, route.skip_last = first_seq, last_seq
 
     cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil:
@@ -417,6 +427,7 @@ cdef class EngineCore(QueueDoor):
         slot = table_insert(self.core.regions, PyBytes_AS_STRING(name), <uint32_t>len(name), topic_id, &packed)
         if slot == NO_SLOT:
             return None
+        self.core.changes.stamps[slot] = self.core.changes.now    # what stood there before was packed when it went
         if self.ordered:
             order_insert(self.core.regions, slot)
         self._count_topic(&packed, 1)
@@ -425,6 +436,7 @@ cdef class EngineCore(QueueDoor):
     def configure(self, uint32_t slot, dict config):
         """Set a topic's config."""
         cdef topic_config packed
+        touch(&self.core, slot)
         self._count_topic(&self.core.regions.table[slot].config, -1)
         self._pack(&packed, config)
         table_configure(self.core.regions, slot, &packed)
@@ -433,6 +445,11 @@ cdef class EngineCore(QueueDoor):
     def remove(self, uint32_t slot):
         """Take a topic out of the table and free all it held."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
+        cdef uint32_t shard
+        touch(&self.core, slot)
+        self.gone.append((self.core.changes.now, topic.topic_id))
+        for shard in range(self.core.changes.shards):
+            self.core.changes.lows[<uint64_t>slot * self.core.changes.shards + shard] = 0
         store_relaxed_64(&self.core.regions.control.records_live, self.core.regions.control.records_live - topic.count)
         store_relaxed_64(&self.core.regions.control.bytes_live, self.core.regions.control.bytes_live - topic.bytes)
         self._count_topic(&topic.config, -1)
@@ -575,6 +592,7 @@ cdef class EngineCore(QueueDoor):
         for slot in range(self.core.regions.control.table_high):
             own = self.core.privates[slot]
             if own != NULL and own.dedupe != NULL:
+                touch(&self.core, <uint32_t>slot)
                 for number in range(own.dedupe.first, own.dedupe.end):
                     own.dedupe.fifo[number & own.dedupe.fifo_mask].arrived_ms -= ahead_ms
 

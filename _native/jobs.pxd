@@ -59,7 +59,6 @@ cdef struct Jobs:
     uint64_t fresh
     uint64_t in_flight, unwritable
     uint64_t dead_lettered
-    uint64_t changes        # counts up with every change: a snapshot's row that has not changed is not written again
     uint64_t held           # replay: frames that begin below this are in the row that was loaded
     uint8_t listed          # stands in the list of queues with timers
     uint8_t marked          # stands in the list of queues with dead letters to move

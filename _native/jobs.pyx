@@ -46,7 +46,6 @@ cdef uint64_t jobs_ready(const Jobs *jobs) noexcept nogil:
 
 
 cdef void jobs_show(Jobs *jobs, topic_slot *topic) noexcept nogil:
-    jobs.changes += 1
     store_relaxed_64(&topic.queue_ready, jobs_ready(jobs))
     store_relaxed_64(&topic.queue_in_flight, jobs.in_flight)
     store_relaxed_64(&topic.queue_dead_lettered, jobs.dead_lettered)

@@ -9,9 +9,14 @@
 # One thread, the writer's; nothing in flight while packing, and before the first frame is replayed while loading.
 from libc.stdint cimport uint32_t, uint64_t
 
+from topicsd._native.checkpoint cimport Packed
+from topicsd._native.topics cimport Core
+
 cdef enum:
     NOTE_WHOLE = 1         # the blob holds whole records, else tags
 
 cdef struct NoteRow:
     uint64_t topic_id, first_seq
     uint32_t count, flags, blob_bytes, origins
+
+cdef int pack_notes(Packed out, Core *core, uint32_t slot) noexcept nogil       # of one source; 0, -ENOMEM

@@ -4,7 +4,7 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.checkpoint cimport OriginRow, Packed
+from topicsd._native.checkpoint cimport OriginRow, Packed, low_is
 from topicsd._native.engine_core cimport EngineCore
 from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport entry_bytes
@@ -57,7 +57,7 @@ cdef int _put_origin(Packed out, Core *core, const Note *note, uint32_t number) 
     return out.align()
 
 
-cdef int _put_source(Packed out, Core *core, uint32_t slot) noexcept nogil:
+cdef int pack_notes(Packed out, Core *core, uint32_t slot) noexcept nogil:
     """All notes that some route of a source has still to pass."""
     cdef Private *own = core.privates[slot]
     cdef Outlets *outlets
@@ -75,20 +75,6 @@ cdef int _put_source(Packed out, Core *core, uint32_t slot) noexcept nogil:
             return -ENOMEM
         note = note.next
     return 0
-
-
-def pack_notes(EngineCore core not None):
-    """Pack the notes of all routers as they stand. Nothing may be in flight (`sync`, then `quiet`). Raises MemoryError."""
-    cdef Packed out = Packed()
-    cdef uint64_t slot
-    cdef int failed = 0
-    with nogil:
-        for slot in range(core.core.regions.control.table_high):
-            if core.core.regions.table[slot].topic_id:
-                failed |= _put_source(out, &core.core, <uint32_t>slot)
-    if failed:
-        raise MemoryError
-    return out
 
 
 # ---- load -------------------------------------------------------------------------------------------------------------------
@@ -183,8 +169,8 @@ cdef int _origins(Rows rows, Core *core, uint32_t slot, uint32_t count, list not
     return 0
 
 
-cdef int _load_one(EngineCore core, Rows rows, list damaged) except -1:
-    """Load one row; return how many of its records are lost."""
+cdef int _load_one(EngineCore core, Rows rows, list damaged, uint32_t number) except -1:
+    """Load one row, if its topic's row came from the same snapshot; return how many of its records are lost."""
     cdef NoteRow row
     cdef const index_entry *entries
     cdef const Part *parts
@@ -192,6 +178,8 @@ cdef int _load_one(EngineCore core, Rows rows, list damaged) except -1:
     cdef uint32_t slot, at = 0, end, lost = 0
     cdef list notes = []
     cdef bint gone
+    cdef OriginRow origin
+    cdef uint32_t _
     memcpy(&row, rows.take(sizeof(row)), sizeof(row))
     entries = <const index_entry *>rows.take(row.count * <uint64_t>sizeof(index_entry))
     parts = <const Part *>rows.take(row.count * <uint64_t>sizeof(Part))
@@ -199,7 +187,16 @@ cdef int _load_one(EngineCore core, Rows rows, list damaged) except -1:
     rows.align()
     _check(&row, parts, entries, blob)
     slot = core._slot_of(row.topic_id)
-    if slot == NO_SLOT or core.core.privates[slot] == NULL or core.core.privates[slot].outlets == NULL:
+    if slot == NO_SLOT or core.core.changes.stamps[slot] != number:
+        for _ in range(row.origins):
+            memcpy(&origin, rows.take(sizeof(origin)), sizeof(origin))
+            rows.take(origin.text_bytes)
+            rows.align()
+        return 0
+    for at in range(row.count):
+        low_is(&core.core, slot, entries[at].position)
+    at = 0
+    if core.core.privates[slot] == NULL or core.core.privates[slot].outlets == NULL:
         raise ValueError(f"topic {row.topic_id}: no router leaves it, and it has notes")
     while at < row.count:
         gone = _is_damaged(&entries[at], damaged)
@@ -217,8 +214,8 @@ cdef int _load_one(EngineCore core, Rows rows, list damaged) except -1:
     return <int>lost
 
 
-def load_notes(EngineCore core not None, const uint8_t[::1] raw not None, list damaged not None):
-    """Put notes back; topics and routers are there already. Return how many records are lost to damage.
+def load_notes(EngineCore core not None, const uint8_t[::1] raw not None, list damaged not None, uint32_t number):
+    """Put the notes of snapshot `number` back; topics and routers are there already. Return how many records are lost to damage.
 
     damaged: by shard, ranges of the log, [(first position, end)]: what stands there is not noted, so the index decides.
     Raises ValueError for a row that is not what it should be, MemoryError.
@@ -230,5 +227,5 @@ def load_notes(EngineCore core not None, const uint8_t[::1] raw not None, list d
     rows.begin = rows.at = &raw[0]
     rows.end = rows.at + raw.shape[0]
     while rows.at < rows.end:
-        lost += <uint64_t>_load_one(core, rows, damaged)
+        lost += <uint64_t>_load_one(core, rows, damaged, number)
     return lost

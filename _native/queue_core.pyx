@@ -28,7 +28,7 @@ from topicsd._native.queue_wire cimport (
 )
 from topicsd._native.regions cimport RING_DEAD
 from topicsd._native.sequencer cimport Sequencer
-from topicsd._native.topics cimport delete_seqs, expire, jobs_changed, jobs_of, wake_watchers
+from topicsd._native.topics cimport delete_seqs, expire, jobs_changed, jobs_of, touch, wake_watchers
 
 cdef enum:    # Batch.flags of a lease: they never leave the writer
     FLAG_DEFER = 1       # answered once dead letters were moved
@@ -129,6 +129,7 @@ cdef class QueueCore(Sequencer):
         if topic.config.type != TOPIC_QUEUE:
             self._refuse(batch, OUTCOME_NOT_QUEUE)
             return NULL
+        touch(&self.core, batch.slot)
         jobs = jobs_of(&self.core, batch.slot)
         if jobs == NULL:
             self._refuse(batch, OUTCOME_UNKNOWN)
@@ -554,6 +555,7 @@ cdef class QueueCore(Sequencer):
         cdef topic_slot *topic = &self.core.regions.table[slot]
         cdef uint32_t number = 0
         cdef Batch batch
+        touch(&self.core, slot)
         while number < jobs.pool_used:
             memset(&batch, 0, sizeof(batch))
             batch.kind, batch.ring, batch.slot, batch.topic_id, batch.flags = BATCH_LEASE, -1, slot, topic.topic_id, FLAG_INTERNAL

@@ -21,14 +21,13 @@ from topicsd._native.layout cimport (
     FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE, NO_SLOT, OUTCOME_OK, TOPIC_QUEUE, completion, frame_header, index_entry,
     key_section, topic_slot,
 )
-from topicsd._native.log cimport Shard
 from topicsd._native.lost_jobs cimport is_corrupt, mark_lost
 from topicsd._native.queue_core cimport QueueCore, lease_node, lease_of, lease_seqs
 from topicsd._native.queue_wire cimport (
     LEASE_ACK, LEASE_BURY, LEASE_CLAIM, LEASE_LOST, LEASE_RELEASE, LEASE_REMOVE, lease_body, letter_key,
 )
 from topicsd._native.sealed cimport Sealed
-from topicsd._native.topics cimport delete_seqs, jobs_changed, jobs_of, wake_watchers
+from topicsd._native.topics cimport delete_seqs, jobs_changed, jobs_of, touch, wake_watchers
 
 cdef enum:
     TOKEN_SHIFT = 20
@@ -64,6 +63,7 @@ cdef class QueueDoor(QueueCore):
         if slot == NO_SLOT:
             return 1
         topic = &self.core.regions.table[slot]
+        touch(&self.core, slot)
         if frame.length < FRAME_HEADER_BYTES + sizeof(lease_body):
             return 0
         count = body.count
@@ -109,6 +109,7 @@ cdef class QueueDoor(QueueCore):
     cdef uint64_t _remove(self, uint32_t slot, uint8_t verb, const uint64_t *seqs, uint32_t count) noexcept nogil:
         cdef uint64_t removed
         cdef uint32_t number
+        touch(&self.core, slot)
         for number in range(count if verb == LEASE_LOST else 0):
             mark_lost(self.core.regions, &self.core.regions.table[slot], seqs[number])
         removed = delete_seqs(&self.core, slot, seqs, count)
@@ -142,46 +143,9 @@ cdef class QueueDoor(QueueCore):
         jobs.held = 0
         jobs_show(jobs, topic)
 
-    def dump_jobs(self, uint32_t slot, uint64_t wall_ms, int64_t mono_ms):
-        """Return a snapshot's row of a queue of which nothing is in flight, and its count of changes; None for a queue without work state."""
-        cdef Jobs *jobs = self.core.privates[slot].jobs if self.core.privates[slot] != NULL else NULL
-        cdef jobs_row *head
-        cdef job_row *row
-        cdef const Job *job
-        cdef uint32_t number
-        cdef bytearray out
-        if jobs == NULL:
-            return None
-        out = bytearray(sizeof(jobs_row) + jobs.known * sizeof(job_row))
-        head = <jobs_row *><uint8_t *>out
-        row = <job_row *>(head + 1)
-        head.wall_ms, head.dead_lettered, head.next_token = wall_ms, jobs.dead_lettered, self.next_token
-        for number in range(jobs.pool_used):
-            job = &jobs.pool[number]
-            if job.state == JOB_FREE:
-                continue
-            row.seq, row.token, row.holder, row.left_ms = job.seq, job.token, job.holder, job.due_ms - mono_ms
-            row.deliveries, row.priority = job.deliveries, job.priority
-            row.state = job.state if job.state == JOB_LEASED or job.state == JOB_DELAYED else <uint8_t>JOB_READY
-            head.count += 1
-            row += 1
-        return bytes(out)
-
-    def queue_slots(self):
-        """Return the slots of all queues that have work state."""
-        cdef uint32_t slot
-        return [slot for slot in range(self.core.regions.control.table_high)
-                if self.core.privates[slot] != NULL and self.core.privates[slot].jobs != NULL
-                and self.core.regions.table[slot].config.type == TOPIC_QUEUE]
-
-    def end_of(self, uint32_t number):
-        """Return the position behind the last frame that a shard has been given."""
-        return (<Shard>self.shard[number]).written()
-
-    def jobs_changes(self, uint32_t slot):
-        """Return a queue's count of changes, None for one without work state."""
-        cdef Jobs *jobs = self.core.privates[slot].jobs if self.core.privates[slot] != NULL else NULL
-        return None if jobs == NULL else jobs.changes
+    def learn_token(self, uint64_t token):
+        """Never give a lease a token below this."""
+        self.next_token = max(self.next_token, token)
 
     def load_jobs(self, uint32_t slot, bytes text, uint64_t position, uint64_t wall_ms, int64_t mono_ms):
         """Take a row back before any frame is replayed. Raises ValueError for one that is none."""
@@ -221,6 +185,7 @@ cdef class QueueDoor(QueueCore):
                 self._count_fresh(slot, self.core.privates[slot].jobs)
         if ahead_ms > 0:
             for place in range(self.core.timed_queues_used):
+                touch(&self.core, self.core.timed_queues[place])
                 jobs_earlier(self.core.privates[self.core.timed_queues[place]].jobs, ahead_ms)
         self.settle_queues()
 
@@ -245,6 +210,8 @@ cdef class QueueDoor(QueueCore):
         while place < self.core.timed_queues_used:
             slot = self.core.timed_queues[place]
             jobs = self.core.privates[slot].jobs
+            if jobs.timed.length and jobs.pool[jobs.timed.items[0]].due_ms <= self.core.mono_ms:
+                touch(&self.core, slot)
             count = jobs_expire(jobs, self.core.mono_ms)
             if count:
                 total += count
@@ -288,6 +255,7 @@ cdef class QueueDoor(QueueCore):
         """Let stuck jobs count as ready. `due`: they are not handed out, only tried again; else they are ready as any."""
         cdef Jobs *jobs = jobs_of(&self.core, slot)
         cdef Job *job
+        touch(&self.core, slot)
         for seq in seqs:
             job = job_of(jobs, seq)
             if job != NULL and (job.state == JOB_STUCK or job.state == JOB_UNWRITABLE):

@@ -25,7 +25,7 @@ from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.slabs cimport SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
 from topicsd._native.table cimport slot_lock, slot_unlock
 from topicsd._native.tags cimport tags_add, tags_new
-from topicsd._native.topics cimport Core, Private, came_in, entries_room, expire, jobs_of, leave_hole, private_of
+from topicsd._native.topics cimport Core, Private, came_in, entries_room, expire, jobs_of, leave_hole, private_of, touch
 
 cdef enum:
     COPY_KEEPS = 0xF0000 | 0x74    # hops, TAGGED, DROP_NODE, DROP_TAG, ORIGIN: marks that a copy of a copy inherits
@@ -830,6 +830,7 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
     cdef index_entry *out
     cdef uint64_t bytes = 0
     cdef uint32_t number, fleeting = INDEX_FLEETING if topic.config.durability == CLASS_EPHEMERAL else 0
+    touch(core, route.dest)
     if own == NULL or entries_room(core, count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, route.dest) == NULL):
         return -1
     for number in range(count):
@@ -1014,6 +1015,8 @@ cdef int _replay_row(Forwarder *forwarder, const frame_header *frame, uint64_t b
     if route == NULL or route.source_id != frame.topic_id:
         return 1
     topic = &core.regions.table[route.dest]
+    touch(core, route.source)
+    touch(core, route.dest)
     known = route.cursor
     if topic.config.durability == CLASS_EPHEMERAL:    # its copies have ended with the server
         if count and leave_hole(core, route.dest, row.dest_base + count - 1, LOSS_MIXED) != 0:

@@ -13,6 +13,7 @@ from topicsd._native.sealed cimport (
     segment_files_reset,
 )
 from topicsd._native.sealed_topic cimport sealed_admits, sealed_publish
+from topicsd._native.topics cimport touch
 
 PUBLISHED, DEAD, OUT_OF_ORDER, BROKEN, NO_MEMORY = range(5)
 BODY_BYTES = sizeof(segment_body)
@@ -123,4 +124,5 @@ def sealed_through(EngineCore core not None, uint32_t slot):
 
 def drop_all(EngineCore core not None, uint32_t slot):
     """Let all rows of a topic go: it is being removed."""
+    touch(&core.core, slot)
     rows_drop_all(core.core.regions, &core.core.regions.table[slot])

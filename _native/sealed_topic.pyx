@@ -17,7 +17,7 @@ from topicsd._native.segment cimport (
     SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record_at, segment_tag_postings, segment_tags_find,
 )
 from topicsd._native.tags cimport tags_drop_below
-from topicsd._native.topics cimport Core, came_to_bytes, evict, job_gone
+from topicsd._native.topics cimport Core, came_to_bytes, evict, job_gone, touch
 
 cdef enum:
     TAGS_DAMAGED = 1
@@ -103,6 +103,7 @@ cdef int sealed_publish(Core *core, uint32_t slot, const segment_body *body, uin
     cdef Marking marking
     cdef Rows rows
     cdef uint64_t records = row.live, shown
+    touch(core, slot)
     row.file = file
     row.marks_at = row.deleted = 0
     _tally(core, topic, &row)

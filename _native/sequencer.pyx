@@ -15,6 +15,7 @@ from topicsd._native.batch cimport (
     BATCH_APPEND, BATCH_CALL, BATCH_CEILING, BATCH_COPIES, BATCH_CURSOR, BATCH_DUPLICATE, BATCH_LEASE, TOKEN_ROUTED, Batch, Queue, free_owned,
     key_of, queue_at, queue_length, queue_open, queue_push,
 )
+from topicsd._native.changes cimport changes_shards
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
 from topicsd._native.durable cimport durable_look
 from topicsd._native.ephemeral cimport arena_put
@@ -42,7 +43,7 @@ from topicsd._native.ring cimport (
     ring_reset_for_generation, writer_bell_seen, writer_sleep_unless,
 )
 from topicsd._native.sealed cimport sealed_turn
-from topicsd._native.topics cimport Private, batch_payload, core_close, core_open, expire, leave_hole, private_of, publish
+from topicsd._native.topics cimport Private, batch_payload, core_close, core_open, expire, leave_hole, private_of, publish, touch
 
 cdef extern from "ring.h" nogil:
     const int FAULT_POINTS
@@ -83,6 +84,8 @@ cdef class Sequencer:
             self.shard[number] = <void *>(<Shard>shards[number])
             (<Shard>shards[number]).attach(&shared.r.control.shards[number], shared.r.files + number * LOG_FILES_MAX)
         if core_open(&self.core, &shared.r, ephemeral_bytes_max) != 0:
+            raise MemoryError
+        if self.shard_count > 1 and changes_shards(&self.core.changes, shared.r.control.topics_max, <uint32_t>self.shard_count) != 0:
             raise MemoryError
         queue_open(&self.group)
         queue_open(&self.finished)
@@ -291,6 +294,7 @@ cdef class Sequencer:
         cdef uint64_t position = 0, last
         cdef key_section *section = key_of(frame)
         cdef DedupeEntry *entry
+        touch(&self.core, batch.slot)
         if durability != CLASS_FSYNC and topic.next_seq + batch.count + CEILING_RESERVE // 2 > topic.ceiling_asked:
             self._ask_ceiling(batch.slot, topic, topic.next_seq + batch.count - 1 + CEILING_RESERVE)
         if durability != CLASS_EPHEMERAL and self._place(number, frame.length, False, &position) != 0:
@@ -665,6 +669,8 @@ cdef class Sequencer:
         cdef topic_slot *topic = &self.core.regions.table[route.dest]
         cdef bint waits = topic.pending_batches > 0
         cdef Step *step
+        touch(&self.core, route.source)    # which notes it has still to come to
+        touch(&self.core, route.dest)
         # A row that waits behind a batch of its destination may fail with it, after others were published: it gets a frame of its own.
         if forwarder.steps_count and (waits or forwarder.steps_before != route.cursor or forwarder.steps_last != found.last):
             self._write_steps()
@@ -795,6 +801,7 @@ cdef class Sequencer:
         cdef Batch batch
         cdef uint64_t before = route.cursor
         cdef frame_header *frame = routed_frame(&self.forwarder, route, found.note, count, found.last)
+        touch(&self.core, route.source)
         note_drop(found.note)
         if frame == NULL:
             self._block(route, OUTCOME_UNKNOWN)
@@ -1156,6 +1163,7 @@ cdef class Sequencer:
             self.orphans += frame.count
             return 1
         topic = &self.core.regions.table[slot]
+        touch(&self.core, slot)
         batch_payload(frame, &records, &largest)
         if records == 0 or frame.base_seq <= topic.head:
             self.disorders += 1

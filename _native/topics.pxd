@@ -10,6 +10,7 @@
 #   count, bytes, floors (relaxed)      each is right on its own; a reader that needs them together looks at head last
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from topicsd._native.changes cimport Changes, changes_before
 from topicsd._native.dedupe cimport Dedupe
 from topicsd._native.durable cimport DurableHeads
 from topicsd._native.ephemeral cimport Arena, ChunkList
@@ -34,6 +35,7 @@ cdef struct Core:
     Private **privates          # by slot, NULL until needed
     Arena arena
     DurableHeads durable
+    Changes changes             # what has changed since which checkpoint
     index_entry *entries        # scratch: the entries of one batch
     uint32_t entries_room
     uint64_t bells              # ring slots to ring at the end of the turn, a bit each
@@ -47,6 +49,11 @@ cdef struct Core:
     void *forwarder
     void (*note_batch)(Core *core, uint32_t slot, const frame_header *frame) noexcept nogil
     void (*forget_topic)(Core *core, uint32_t slot, Private *own) noexcept nogil
+
+# Say that what a snapshot keeps of a topic is about to change: before the first store of the change.
+cdef inline void touch(Core *core, uint32_t slot) noexcept nogil:
+    if core.changes.stamps[slot] != core.changes.now:
+        changes_before(&core.changes, core, slot)
 
 cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) noexcept nogil
 cdef void core_close(Core *core) noexcept nogil

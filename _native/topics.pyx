@@ -2,6 +2,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from topicsd._native.atomics cimport and_64, fence_seq_cst, load_relaxed_64, store_relaxed_64, store_release_64
+from topicsd._native.changes cimport changes_close, changes_open
 from topicsd._native.dedupe cimport dedupe_free
 from topicsd._native.durable cimport durable_close, durable_moved, durable_open
 from topicsd._native.ephemeral cimport arena_drop, arena_reset, arena_trim
@@ -29,7 +30,9 @@ cdef int core_open(Core *core, Regions *regions, uint64_t ephemeral_bytes_max) n
     core.entries = <index_entry *>malloc(ENTRIES_FIRST * sizeof(index_entry))
     core.entries_room = ENTRIES_FIRST
     arena_reset(&core.arena, ephemeral_bytes_max)
-    return 0 if core.privates != NULL and core.entries != NULL and durable_open(&core.durable, regions.control.topics_max) == 0 else -1
+    if core.privates == NULL or core.entries == NULL or changes_open(&core.changes, regions.control.topics_max) != 0:
+        return -1
+    return 0 if durable_open(&core.durable, regions.control.topics_max) == 0 else -1
 
 
 cdef void core_close(Core *core) noexcept nogil:
@@ -42,6 +45,7 @@ cdef void core_close(Core *core) noexcept nogil:
     free(core.privates)
     free(core.entries)
     durable_close(&core.durable)
+    changes_close(&core.changes)
     free(core.timed_queues)
     core.timed_queues = NULL
     core.privates = NULL
@@ -125,6 +129,7 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
     cdef uint64_t bytes = 0, seq = frame.base_seq
     cdef uint32_t number
     cdef bint tagged = False
+    touch(core, slot)
     if own == NULL or entries_room(core, frame.count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, slot) == NULL):
         return -1
     for number in range(frame.count):
@@ -314,6 +319,7 @@ cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil:
     if topic.config.discard == DISCARD_REJECT:    # never evicts, not even when its cap is tightened
         return 0
     while topic.count and ((records and topic.count > records) or (bytes and topic.bytes > bytes)):
+        touch(core, slot)
         if _emptied(core, topic):
             break
         if topic.earliest <= topic.sealed_through and (not records or topic.count > records) and (not bytes or topic.bytes > bytes):
@@ -364,11 +370,14 @@ cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t record
     if ttl_ms == 0:
         return 0
     while topic.count and lost < records_max:
-        if _emptied(core, topic):
+        if topic.earliest > topic.head:
+            touch(core, slot)
+            _emptied(core, topic)
             break
         entry = index_at(core.regions, topic, topic.earliest)
         if now_ms <= entry.ts or now_ms - entry.ts <= ttl_ms:
             break
+        touch(core, slot)
         store_release_64(&topic.ttl_lost, topic.earliest)
         _remove_first(core, topic, entry)
         lost += 1
@@ -381,6 +390,7 @@ cdef void lose_through(Core *core, uint32_t slot, uint64_t ttl_lost, uint64_t ca
     """Apply a floor frame: everything up to the higher of both is lost."""
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef uint64_t through = max(ttl_lost, cap_lost)
+    touch(core, slot)
     while topic.count and topic.earliest <= through and not _emptied(core, topic):
         _remove_first(core, topic, index_at(core.regions, topic, topic.earliest))
     if ttl_lost > topic.ttl_lost:
@@ -414,6 +424,7 @@ cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noex
         before_seq = topic.head + 1
     if topic.count == 0 or before_seq <= topic.earliest:
         return 0
+    touch(core, slot)
     if before_seq - topic.earliest <= topic.head + 1 - before_seq:
         _live_between(core, topic, topic.earliest, before_seq, &deleted, &freed)
     else:
@@ -461,6 +472,7 @@ cdef uint64_t delete_matching(Core *core, uint32_t slot, uint32_t kind, const ui
     cdef Private *own = core.privates[slot]
     cdef Deletion deletion
     cdef uint64_t deleted = 0, freed = 0
+    touch(core, slot)
     memset(&deletion, 0, sizeof(deletion))
     if topic.segments_len:
         sealed_delete_matching(core, topic, kind, tag, tag_bytes, min(before_seq, topic.head + 1), &deleted, &freed)
@@ -513,6 +525,7 @@ cdef uint64_t delete_seqs(Core *core, uint32_t slot, const uint64_t *seqs, uint3
     cdef Deletion deletion
     cdef uint32_t number
     cdef uint64_t sealed = 0, before
+    touch(core, slot)
     memset(&deletion, 0, sizeof(deletion))
     deletion.core = core
     deletion.topic = &core.regions.table[slot]
@@ -563,6 +576,7 @@ cdef int leave_hole(Core *core, uint32_t slot, uint64_t last_seq, uint32_t reaso
     cdef bint was_empty = topic.earliest > topic.head
     if last_seq <= topic.head:
         return 0
+    touch(core, slot)
     if index_hole(core.regions, topic, topic.head + 1, last_seq, reason) != 0:
         return -1
     store_release_64(&topic.head, last_seq)

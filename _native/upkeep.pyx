@@ -20,6 +20,7 @@ from topicsd._native.sealed cimport (
     Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open, sealed_turn, segment_file_dropped,
 )
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
+from topicsd._native.topics cimport touch
 
 File = namedtuple("File", "number serial kind topic_id name edition bytes")
 Live = namedtuple("Live", "live live_bytes seqs")
@@ -324,6 +325,7 @@ def replace(EngineCore core not None, uint32_t slot, bytes body not None, uint32
     row = row_at(regions, topic, made.row.first_seq)
     if row == NULL or row.first_seq != made.row.first_seq or row.last_seq != made.row.last_seq or number == 0:
         return False
+    touch(&core.core, slot)
     old = row.file
     regions.segment_files[number].rows += 1
     slot_lock(topic)

@@ -1,8 +1,12 @@
 """Checkpoints: a snapshot of the tables, and then the files that nobody needs any more (ARCHITECTURE section 5).
 
-A checkpoint is one moment: nothing is in flight, and the tables hold exactly what the log says up to its end. They are packed at once (no file is
-touched then); waiting for the log's sync, writing the snapshot and removing files is the business of another thread. Two snapshots are
-kept. A log file goes when it ends below what both need, a segment's files when no row of both leads there: so a damaged snapshot costs nothing.
+A checkpoint is one moment: nothing is in flight, and the tables hold exactly what the log says up to its end. What has changed since an earlier
+snapshot is packed behind the moment, in slices between the writer's turns; what a write is about to change is packed before it does
+(`_native/taking.pxd`). Waiting for the log's sync, writing the snapshot and removing files is the business of another thread.
+
+Two snapshots are kept, each with the layers that it stands upon, none of them shared: the next one stands upon the older of the two. A layer that
+is smaller than `absorb` times what has changed since is not built upon but written anew: sizes grow from layer to layer, and a chain stays short. A
+log file goes when it ends below what both need, a segment's files when no row of both leads there: so a damaged snapshot costs nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import errno
 import os
 import threading
 import time
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,20 +28,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from topicsd import snapshot
-from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core
+from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core, taking
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
 from topicsd.segments.names import PACKS, Name, topic_folder
-from topicsd.snapshot import Snapshot
+from topicsd.snapshot import GONE, Chain
 
 if TYPE_CHECKING:
     from topicsd.store import Store
 
 MIB = 1 << 20
-KEPT = 2
+KEPT = snapshot.KEPT
+SLICE_US = 200  # of packing, between two turns of the writer
+SLICE_EVERY_MS = 2
+ABSORB_BYTES_MIN = 32 << 10  # what counts as changed at the least: so small a layer is not worth a file
 COST_SHARE = 200  # the next checkpoint comes no sooner than so many times what this one held the writer up: under a flood p99 goes before log bytes
+LAYERS_A_CHAIN = 24
+ID_MAX = 1 << 64
 NICE = 5  # of the thread that writes snapshots and removes files
 NOTES = "notes"  # the section of what held-up routers have still to copy
 SYNC_LOOK_S = 0.001
@@ -53,6 +64,7 @@ class CheckpointOptions:
     log_bytes: int = 64 * MIB  # written since the last one; never less than the snapshot itself has
     every_ms: int = 60_000  # at most so often, and only if it would let files go
     archive: Path | None = None  # log files are moved there instead of removed
+    absorb: float = 2.0  # a layer smaller than so many times what has changed since is written anew; 0: never
 
 
 class Waiting(NamedTuple):
@@ -63,12 +75,42 @@ class Waiting(NamedTuple):
     file: FileName
 
 
+class Layer(NamedTuple):
+    """A snapshot's file, as one that another stands upon."""
+
+    number: int
+    bytes: int
+    digest: int
+
+
+class Kept(NamedTuple):
+    """A snapshot that a start may take."""
+
+    number: int
+    needed: list[int]  # by shard: the position from which its log is needed
+    layers: tuple[Layer, ...]  # itself the last
+
+
+@dataclass
+class Packing:
+    """A checkpoint behind its moment, until all of it is packed."""
+
+    number: int
+    below: tuple[Layer, ...]
+    taking: taking.Taking
+    header: Json
+    gone: array[int]
+    whole: list[tuple[str, bytes]]  # sections that each snapshot has whole: of the moment
+    held_us: int  # the writer, in all
+    pause_us: int  # at a time, at most
+
+
 @dataclass
 class Loaded:
     """What a start takes from a snapshot. Without one: the beginning of the log."""
 
     moment: list[int]
-    snapshot: Snapshot | None = None
+    snapshot: Chain | None = None
     wrong: list[str] = field(default_factory=list)
     corrupt: int = 0  # records whose bytes stand in damaged ranges of the log
     damages: list[list[log_walk.Damage]] = field(default_factory=list)  # by shard, below the moment
@@ -81,12 +123,13 @@ class Checkpoints:
         self.store, self.options = store, options
         self.path = store.path
         self.next_number = max(snapshot.numbers(self.path), default=0) + 1
-        self.kept: list[tuple[int, list[int]]] = []  # (number, by shard: the position from which its log is needed), oldest first
+        self.kept: list[Kept] = []  # oldest first
+        self.packing: Packing | None = None
         self.waiting: deque[Waiting] = deque()
         self.moment: list[int] = []
         self.taken_ms = store.clock.mono_ms()
         self.published = 0
-        self.size = 0
+        self.size = self.digest = 0  # of the newest snapshot's file
         self.removed_log_files = self.removed_segment_files = 0
         self.not_before_ms = 0
         self.closing = False
@@ -114,15 +157,20 @@ class Checkpoints:
             if then is not None:
                 then()
             return
-        if self.due():
-            room = checkpoint.Packed()
-            self._do(lambda: room.reserve(self.store.sequencer), lambda: self._try(room))
+        if self.packing is None and self.due():
+            plan: list[tuple[taking.Taking, tuple[Layer, ...]]] = []
+            self._do(lambda: plan.append(self._plan()), lambda: self._try(*plan[0]))
 
-    def _try(self, room: checkpoint.Packed) -> None:
+    def _try(self, room: taking.Taking, below: tuple[Layer, ...]) -> None:
         try:
-            self.take(room)
+            if self._begin(room, below) and self._pool is None:
+                self._pack_all()
         except OSError as wrong:
             self._later(wrong)
+
+    def pack_some(self) -> None:
+        """Go on with the checkpoint whose moment was, for a moment: between the writer's turns while there is one (`packing`)."""
+        self._pack(SLICE_US)
 
     def _later(self, wrong: OSError) -> None:
         """Let a disk that refuses be for a while: each try holds the writer up."""
@@ -142,44 +190,103 @@ class Checkpoints:
 
     def _would_free(self) -> bool:
         segments = self.store.engine.segments
-        lags = len(self.kept) < KEPT or self.kept[0][1] != self.kept[-1][1]
+        lags = len(self.kept) < KEPT or self.kept[0].needed != self.kept[-1].needed
         if self.held or self.undone:
             return True
         return segments.published != self.published or bool(segments.collect()) or bool(self.waiting) or (lags and segments.published > 0)
 
     # ---- take ------------------------------------------------------------------------------------------------------------------
 
-    def take(self, room: checkpoint.Packed | None = None) -> None:
-        """Pack the tables as they stand now, into `room`, and have them written."""
+    def take(self) -> None:
+        """Take a checkpoint now, in one go. Raises OSError."""
+        if self._begin(*self._plan()):
+            self._pack_all()
+
+    def _plan(self) -> tuple[taking.Taking, tuple[Layer, ...]]:
+        """Choose what the next snapshot stands upon, and have room for what it will hold. What it reads of the tables may be stale."""
+        store, layers = self.store, list(self.kept[0].layers) if len(self.kept) == KEPT else []
+        since = [*(layer.number for layer in layers), 0]
+        changed = taking.changed_bytes(store.sequencer, since)
+        gone = store.sequencer.gone
+        changed = [rows + 8 * (len(gone) - bisect_right(gone, (number, ID_MAX))) for rows, number in zip(changed, since, strict=True)]
+        while layers and (len(layers) >= LAYERS_A_CHAIN or layers[-1].bytes < self.options.absorb * max(changed[len(layers) - 1], ABSORB_BYTES_MIN)):
+            layers.pop()
+        wanted = changed[len(layers) - 1]  # the last one of all when nothing is left
+        room = taking.Taking(store.sequencer)
+        room.reserve(wanted + wanted // 8 + MIB)
+        return room, tuple(layers)
+
+    def _begin(self, room: taking.Taking, below: tuple[Layer, ...]) -> bool:
+        """Make now the moment of the next checkpoint, if nothing is in flight."""
         store, number = self.store, self.next_number
         started_ns = time.monotonic_ns()
         if self._pool is None or not store.sequencer.settle():
             store.sequencer.sync()
             if not store.sequencer.quiet():
-                return
+                return False
         if any(store.sequencer.is_poisoned(shard) for shard in range(len(store.shards))):
-            return
-        self.next_number += 1
-        self.taken_ms, self.published = store.clock.mono_ms(), store.engine.segments.published
-        self._note_retired(number)
-        packed = checkpoint.pack(store.sequencer, room)
-        moment = [shard.written_position for shard in store.shards]
-        needed = [end if low is None else min(low, end) for low, end in zip(packed.needed, moment, strict=False)]
+            return False
         engine = store.engine
+        self.next_number += 1
+        self.taken_ms, self.published = store.clock.mono_ms(), engine.segments.published
+        self._note_retired(number)
+        store.sequencer.set_now(store.clock.wall_ms(), store.clock.mono_ms())
+        gone = room.begin(number, below[-1].number if below else 0)
         header = {
-            "number": number, "moment": moment, "needed": needed, "wall_ms": store.clock.wall_ms(), "next_topic_id": engine.next_topic_id,
-            "id_ceiling": engine.id_ceiling, "retired": [[each.until, *each.file] for each in self.waiting],
+            "number": number, "parent": [below[-1].number, below[-1].digest] if below else None,
+            "moment": [shard.written_position for shard in store.shards], "wall_ms": store.clock.wall_ms(), "next_topic_id": engine.next_topic_id,
+            "id_ceiling": engine.id_ceiling, "next_token": room.next_token, "retired": [[each.until, *each.file] for each in self.waiting],
             "cold_gone": [list(file) for file in engine.segments.cold_gone],
         }  # fmt: skip
-        sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(packed))]
-        sections += [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, *engine.sections)]
-        sections.append((NOTES, memoryview(note_rows.pack_notes(store.sequencer))))
+        engine.groups.changed.begin(number, below[-1].number if below else 0)
+        whole = [(section.name, snapshot.pack_rows(section.rows())) for section in (engine.routers, engine.owed)]
         held_us = (time.monotonic_ns() - started_ns) // 1000
-        log.info("checkpoint", number=number, bytes=sum(len(part) for _name, part in sections), held_ms=held_us // 1000)
-        store.figures.set("checkpoint_held_us", held_us)
+        self.packing = Packing(number, below, room, header, gone, whole, held_us, held_us)
+        return True
+
+    def _pack_all(self) -> None:
+        while self.packing is not None:
+            self._pack(1 << 30)
+
+    def _pack(self, budget_us: int) -> None:
+        packing = self.packing
+        if packing is None:
+            return
+        started_ns = time.monotonic_ns()
+        try:
+            done = packing.taking.step(budget_us) and self.store.engine.groups.changed.step(started_ns + budget_us * 1000)
+        except MemoryError as wrong:
+            self._give_up()
+            self._later(OSError(errno.ENOMEM, str(wrong)))
+            return
+        held_us = (time.monotonic_ns() - started_ns) // 1000
+        packing.held_us, packing.pause_us = packing.held_us + held_us, max(packing.pause_us, held_us)
+        if done:
+            self.packing = None
+            self._packed(packing)
+
+    def _give_up(self) -> None:
+        if self.packing is not None:
+            self.packing.taking.end()
+            self.store.engine.groups.changed.take()
+            self.packing = None
+
+    def _packed(self, packing: Packing) -> None:
+        """All is packed: have it written."""
+        store, room, moment = self.store, packing.taking, packing.header["moment"]
+        needed = [end if low is None else min(low, end) for low, end in zip(room.needed, moment, strict=False)]
+        sections: list[tuple[str, bytes | memoryview]] = [("topics", memoryview(room.topics)), (GONE, packing.gone.tobytes())]
+        engine = store.engine
+        sections += [*packing.whole, (engine.groups.name, memoryview(engine.groups.changed.take()))]
+        sections += [(engine.queues.name, memoryview(room.jobs)), (NOTES, memoryview(room.notes))]
+        size = sum(len(part) for _name, part in sections)
+        told = {"topics": room.topics_packed, "layers": len(packing.below) + 1, "held_ms": packing.held_us // 1000, "pause_us": packing.pause_us}
+        log.info("checkpoint", number=packing.number, bytes=size, **told)
+        store.figures.set("checkpoint_held_us", packing.pause_us)
         if self._pool is not None:
-            self.not_before_ms = max(self.not_before_ms, store.clock.mono_ms() + COST_SHARE * held_us // 1000)
-        self._do(lambda: self._write(header, sections), lambda: self._written(number, moment, needed, store.clock.mono_ms() - self.taken_ms))
+            self.not_before_ms = max(self.not_before_ms, store.clock.mono_ms() + COST_SHARE * packing.held_us // 1000)
+        header = {**packing.header, "needed": needed}
+        self._do(lambda: self._write(header, sections), lambda: self._written(packing, needed, store.clock.mono_ms() - self.taken_ms))
 
     def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
         if self._pool is not None:
@@ -200,15 +307,15 @@ class Checkpoints:
         files = self.store.files
         self._wait_synced(header["moment"])
         try:
-            self.size = snapshot.write(self.path, files, header, sections)
+            self.size, self.digest = snapshot.write(self.path, files, header, sections)
         except OSError as wrong:
             if wrong.errno != errno.ENOSPC or not snapshot.reserve_path(self.path).exists():
                 raise
             # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
             file_ops.remove(files, snapshot.reserve_path(self.path))
-            self.size = snapshot.write(self.path, files, header, sections)
+            self.size, self.digest = snapshot.write(self.path, files, header, sections)
         with contextlib.suppress(OSError):
-            snapshot.reserve(self.path, files, self.size)
+            snapshot.reserve(self.path, files, max(self.size, *(layer.bytes for kept in self.kept for layer in kept.layers), 0))
 
     def _wait_synced(self, moment: list[int]) -> None:
         """Wait until the log up to the moment is on the disk: before that there must be no snapshot of it. Raises OSError."""
@@ -218,16 +325,19 @@ class Checkpoints:
                     raise OSError(errno.EIO, "the log up to the snapshot is not synced")
                 time.sleep(SYNC_LOOK_S)
 
-    def _written(self, number: int, moment: list[int], needed: list[int], took_ms: int) -> None:
+    def _written(self, packing: Packing, needed: list[int], took_ms: int) -> None:
         """The snapshot is durable: what only older ones needed may go."""
         figures = self.store.figures
         figures.add("checkpoints")
         figures.set("checkpoint_at_ms", self.store.clock.wall_ms())
         figures.set("checkpoint_ms", took_ms)
         figures.set("checkpoint_bytes", self.size)
-        self.moment = moment
-        self.kept.append((number, needed))
+        self.moment = packing.header["moment"]
+        self.kept.append(Kept(packing.number, needed, (*packing.below, Layer(packing.number, self.size, self.digest))))
         del self.kept[:-KEPT]
+        lowest, gone = min(kept.layers[0].number for kept in self.kept), self.store.sequencer.gone
+        if gone and gone[0][0] <= lowest:  # no snapshot that is to come stands upon one that has them
+            self.store.sequencer.gone = [each for each in gone if each[0] > lowest]
         self._let_go()
 
     # ---- let go ------------------------------------------------------------------------------------------------------------------
@@ -236,9 +346,10 @@ class Checkpoints:
         self.held = pinned(self.path)
         if self.held:
             return  # somebody copies the directory; the next checkpoint looks again
-        oldest = self.kept[0][0] if len(self.kept) >= KEPT else 0
+        oldest = self.kept[0].number if len(self.kept) >= KEPT else 0
         files, self.undone = self.undone, []
-        snapshots = [path_number for path_number in snapshot.numbers(self.path) if path_number < self.kept[0][0]] if oldest else []
+        layers = {layer.number for kept in self.kept for layer in kept.layers}
+        snapshots = [number for number in snapshot.numbers(self.path) if number < self.kept[-1].number and number not in layers] if oldest else []
         if oldest:
             files += self._segments_to_go(oldest) + self._log_to_go()
         files += [(snapshot.path_of(self.path, number), None) for number in snapshots]
@@ -268,7 +379,7 @@ class Checkpoints:
         """Log files that end below what each kept snapshot needs. A process that still maps one keeps its pages until it lets go."""
         going: list[tuple[Path, Path | None]] = []
         for number, shard in enumerate(self.store.shards):
-            below = min((needed[number] if number < len(needed) else 0) for _snapshot, needed in self.kept)
+            below = min((needed[number] if number < len(needed) else 0) for _number, needed, _layers in self.kept)
             folder = Path(os.fsdecode(shard.directory))
             for first in checkpoint.retire_log(self.store.shared, number, below):
                 if first >= self._gone.get(number, 0):
@@ -301,6 +412,8 @@ class Checkpoints:
     def load(self) -> Loaded:
         """Put back what the newest usable snapshot holds. Raises LogFormatError when there is none and the log does not begin at its beginning."""
         store = self.store
+        taking.next_is(store.sequencer, self.next_number)
+        store.engine.groups.changed.next_is(self.next_number)
         try:
             found, wrong = snapshot.newest(self.path)
         except snapshot.NewerSnapshotError as newer:
@@ -316,7 +429,8 @@ class Checkpoints:
             loaded.damages.append(self._check_log(shard.directory, number, firsts[number], moment[number], found))
         self._load_sections(found, loaded)
         self.moment = moment
-        self.kept = [(found.number, [*found.header["needed"]])]
+        layers = tuple(Layer(layer.number, layer.size, layer.digest) for layer in reversed(found.layers))
+        self.kept = [Kept(found.number, [*found.header["needed"]], layers)]
         self.store.engine.segments.cold_gone = [(kind, topic, name, edition) for kind, topic, name, edition in found.header.get("cold_gone", [])]
         self.waiting = deque(Waiting(until, 0, (kind, topic, name, edition)) for until, kind, topic, name, edition in found.header["retired"])
         return loaded
@@ -330,7 +444,7 @@ class Checkpoints:
                 " before it (TOPICS_LOG_ARCHIVE_DIR); nothing has been changed"
             )
 
-    def _check_log(self, directory: Any, number: int, files: list[log_walk.LogFile], moment: int, found: Snapshot) -> list[log_walk.Damage]:
+    def _check_log(self, directory: Any, number: int, files: list[log_walk.LogFile], moment: int, found: Chain) -> list[log_walk.Damage]:
         """Verify what tails need of the log below the moment."""
         needed = found.header["needed"][number] if number < len(found.header["needed"]) else 0
         first = max((file.first_position for file in files if file.first_position <= needed), default=needed)
@@ -339,22 +453,33 @@ class Checkpoints:
         report = log_walk.check(directory, number, files=self.store.files, from_position=first, known=moment)
         return [damage for damage in report.damaged if damage.position < moment]
 
-    def _load_sections(self, found: Snapshot, loaded: Loaded) -> None:
-        store = self.store
-        engine = store.engine
+    def _load_sections(self, found: Chain, loaded: Loaded) -> None:
+        store, engine = self.store, self.store.engine
         ranges = [[(each.position, each.position + each.bytes) for each in damages] for damages in loaded.damages]
         loader = checkpoint.Loader(store.sequencer, engine.segments.file_of, loaded.moment, ranges)
-        loader.load(found.sections["topics"])
+        for layer in found.layers:
+            loader.load(layer.sections["topics"], layer.number, layer.gone)
         loaded.corrupt = loader.corrupt
+        store.sequencer.gone = [(layer.number, topic_id) for layer in reversed(found.layers) for topic_id in layer.gone]
+        store.sequencer.learn_token(found.header.get("next_token", 0))
         engine.loaded(found.header["next_topic_id"], loader.with_ttl, loader.with_floor)
-        for section in (engine.routers, *engine.sections):
-            for row in snapshot.rows_of(found.sections.get(section.name, memoryview(b""))):
+        for section in (engine.routers, engine.owed):
+            for row in found.whole(section.name):
                 section.load(row)
-        note_rows.load_notes(store.sequencer, found.sections.get(NOTES, b""), ranges)
+        for number, row in found.rows(engine.groups.name):
+            engine.groups.load(row, number)
+        for layer in found.layers:
+            for row in snapshot.rows_of(layer.sections.get(engine.queues.name, memoryview(b""))):
+                if loader.is_from(row.key, layer.number):
+                    engine.queues.load(row)
+            note_rows.load_notes(store.sequencer, layer.sections.get(NOTES, b""), ranges, layer.number)
+        loader.finish()
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for what is under way; a checkpoint that is not packed yet is none."""
         self.closing = True
+        if self.packing is not None:
+            self._give_up()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 

@@ -2,10 +2,11 @@
 
     | TPSNAP02 | header bytes | header JSON, spaces up to 8 | section | section | ... | TPSNAPND | checksum | 0 |
 
+A snapshot is whole, or it holds what changed since another one, its parent, and stands upon that one and what that stands upon: its layers. A
+file gets its name only when all of it is on the disk. The newest two are kept with their layers, and share none: one damaged file costs one of them.
+
 The checksum is the XXH3-64 of the XXH3-64s of the pieces: the first 16 bytes, the header, each section, the foot's magic. A file of version 1 is
 called TPSNAP01 and ends with the BLAKE2b-128 of all before it: hashing that took longer than everything else of a checkpoint.
-
-A file gets its name only when all of it is on the disk. The newest two are kept: what either needs of log and segments stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,10 @@ from topicsd._native.files import FileSystem
 from topicsd._native.frame import hash64
 from topicsd.engine.sections import Row
 
-VERSION = 2
+VERSION = 3
+KEPT = 2
+LAYERS_MAX = 64  # a longer chain is none: nobody writes one
+GONE = "gone"  # the section of topics that went since the parent
 FOLDER = "meta"
 _HEAD = struct.Struct("<8sQ")
 _FOOT = struct.Struct("<8s16s")
@@ -48,11 +53,48 @@ class Snapshot(NamedTuple):
 
     header: Json
     sections: dict[str, memoryview]
+    size: int = 0
+    digest: int = 0
 
     @property
     def number(self) -> int:
         """Return its number."""
         return int(self.header["number"])
+
+    @property
+    def gone(self) -> array[int]:
+        """Return the ids of topics that went since the parent."""
+        return array("Q", bytes(self.sections.get(GONE, b"")))
+
+
+class Chain(NamedTuple):
+    """A snapshot with what it stands upon, the newest first."""
+
+    layers: list[Snapshot]
+
+    @property
+    def header(self) -> Json:
+        """Return what is so as of the moment."""
+        return self.layers[0].header
+
+    @property
+    def number(self) -> int:
+        """Return its number."""
+        return self.layers[0].number
+
+    def whole(self, name: str) -> Iterator[Row]:
+        """Yield the rows of a section that each layer has whole. Raises ValueError, struct.error."""
+        return rows_of(self.layers[0].sections.get(name, memoryview(b"")))
+
+    def rows(self, name: str) -> Iterator[tuple[int, Row]]:
+        """Yield (number of its layer, row), by topic id, of a section of which each layer has what had changed. Raises ValueError, struct.error."""
+        known: set[int] = set()
+        for layer in self.layers:
+            for row in rows_of(layer.sections.get(name, memoryview(b""))):
+                if row.key not in known:
+                    known.add(row.key)
+                    yield layer.number, row
+            known.update(layer.gone)
 
 
 def numbers(data_dir: Path) -> list[int]:
@@ -69,8 +111,8 @@ def path_of(data_dir: Path, number: int) -> Path:
     return data_dir / FOLDER / f"snapshot-{number:0{_DIGITS}d}"
 
 
-def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tuple[str, bytes | memoryview]]) -> int:
-    """Write a snapshot and make it durable under its name; return its bytes. Raises OSError: then there is none of that number."""
+def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tuple[str, bytes | memoryview]]) -> tuple[int, int]:
+    """Write a snapshot and make it durable under its name; return (its bytes, its digest). Raises OSError: then there is none of that number."""
     parts = list(sections)
     header = {**header, "version": VERSION, "sections": [[name, len(part)] for name, part in parts]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -81,12 +123,13 @@ def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tu
     try:
         for piece in pieces:
             file.write(piece)
-        file.write(checksum_of(pieces))
+        checksum = checksum_of(pieces)
+        file.write(checksum)
         file.finish()
     except OSError:
         file.abort()
         raise
-    return file.size
+    return file.size, int.from_bytes(checksum[:8], "little")
 
 
 def checksum_of(pieces: Iterable[bytes | memoryview]) -> bytes:
@@ -138,7 +181,7 @@ def read(path: Path) -> Snapshot:
         raise SnapshotError(f"{path}: its checksum differs")
     if header["version"] > VERSION:
         raise NewerSnapshotError(f"{path}: format version {header['version']}, this program knows {VERSION}")
-    return Snapshot(header, sections)
+    return Snapshot(header, sections, len(raw), int.from_bytes(digest[:8], "little"))
 
 
 def _cut(raw: memoryview, at: int, table: list[tuple[str, int]]) -> Iterator[tuple[str, memoryview]]:
@@ -147,26 +190,46 @@ def _cut(raw: memoryview, at: int, table: list[tuple[str, int]]) -> Iterator[tup
         at += size
 
 
-def newest(data_dir: Path) -> tuple[Snapshot | None, list[str]]:
+def read_chain(data_dir: Path, number: int) -> Chain:
+    """Read and verify a snapshot and all that it stands upon. Raises SnapshotError, NewerSnapshotError, OSError."""
+    layers = [read(path_of(data_dir, number))]
+    if layers[0].number != number:
+        raise SnapshotError(f"{path_of(data_dir, number)}: it says that it is snapshot {layers[0].number}")
+    while (parent := layers[-1].header.get("parent")) is not None:
+        below, digest = parent
+        path = path_of(data_dir, below)
+        if not 0 < below < layers[-1].number or len(layers) == LAYERS_MAX:
+            raise SnapshotError(f"{path}: snapshot {layers[-1].number} can not stand upon it")
+        try:
+            layers.append(read(path))
+        except FileNotFoundError:
+            raise SnapshotError(f"{path}: no such file, and snapshot {layers[-1].number} stands upon it") from None
+        if (layers[-1].number, layers[-1].digest) != (below, digest):
+            raise SnapshotError(f"{path}: not what snapshot {layers[-2].number} stands upon")
+    return Chain(layers)
+
+
+def heads(data_dir: Path) -> list[int]:
+    """Return the numbers of the snapshots that a start may take, the newest first; older files are there only because these stand upon them."""
+    return list(reversed(numbers(data_dir)))[:KEPT]
+
+
+def newest(data_dir: Path) -> tuple[Chain | None, list[str]]:
     """Read the newest snapshot that is whole: (it or None, what is wrong with newer ones). Raises NewerSnapshotError."""
     wrong: list[str] = []
-    for number in reversed(numbers(data_dir)):
-        path = path_of(data_dir, number)
+    for number in heads(data_dir):
         try:
-            return read(path), wrong
+            return read_chain(data_dir, number), wrong
         except NewerSnapshotError:
             raise
-        except (SnapshotError, OSError, ValueError, KeyError) as why:
-            wrong.append(str(why) if isinstance(why, SnapshotError) else f"{path}: {why}")
+        except (SnapshotError, OSError, ValueError, KeyError, TypeError) as why:
+            wrong.append(str(why) if isinstance(why, SnapshotError) else f"{path_of(data_dir, number)}: {why}")
     return None, wrong
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
     """Pack the rows of a section."""
-    parts: list[bytes] = []
-    for row in rows:
-        parts += [_ROW.pack(row.key, row.position, row.shard, len(row.body)), row.body, bytes(-len(row.body) % 8)]
-    return b"".join(parts)
+    return b"".join(row.pack() for row in rows)
 
 
 def rows_of(section: memoryview) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from topicsd import limits
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
-from topicsd.checkpoint import CheckpointOptions
+from topicsd.checkpoint import SLICE_EVERY_MS, CheckpointOptions
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
@@ -112,7 +112,7 @@ class Loop:
         self.pressure = 0
         self.sequencer = store.sequencer
         self.engine = store.engine
-        self.tick_at_ms = 0
+        self.tick_at_ms = self.pack_at_ms = 0
         self.idle_ticks = 0
 
     def step(self) -> None:
@@ -121,7 +121,13 @@ class Loop:
         if now_ms >= self.tick_at_ms:
             self.tick_at_ms = now_ms + TICK_MS
             self._tick()
-        if self.sequencer.run(self.tick_at_ms):
+        until_ms, checkpoints = self.tick_at_ms, self.store.checkpoints
+        if checkpoints.packing is not None:
+            if now_ms >= self.pack_at_ms:
+                checkpoints.pack_some()
+                self.pack_at_ms = self.store.clock.mono_ms() + SLICE_EVERY_MS
+            until_ms = min(until_ms, self.pack_at_ms)
+        if self.sequencer.run(until_ms):
             self._commands()
 
     def _commands(self) -> None:

@@ -13,6 +13,7 @@ import xxhash
 
 from fakes.clock import FakeClock
 from oracle.model import Refused
+from oracle.snapshots import Watched
 from topicsd._native import frame, scan, seal_core, upkeep
 from topicsd._native.order import Order
 from topicsd._native.reader import Gone, IoError, Reader
@@ -42,6 +43,16 @@ def told(raw: bytes, payload_bytes: int) -> bytes:
     return bytes(head) + raw[64:]
 
 
+class Few:
+    """A checkpoint that is being packed, so many slots in a step."""
+
+    def __init__(self, taking: Any, step: Any) -> None:
+        self.taking, self.step = taking, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.taking, name)
+
+
 class Library:
     """A store on real files without threads. Each write is flushed at once; `sync()` is the only sync, unless `synced` is set."""
 
@@ -58,13 +69,15 @@ class Library:
         self.generation += 1
         self.shared.set("generation", self.generation)
         engine = Options(topics_max=self.options.get("topics_max", 1000), bytes_max=self.options.get("bytes_max", 0))
-        checkpoints = CheckpointOptions(*self.options.get("checkpoints", (0, 0)), self.options.get("archive"))
+        # Unless a test wants it otherwise each snapshot but the first two stands upon another.
+        checkpoints = CheckpointOptions(*self.options.get("checkpoints", (0, 0)), self.options.get("archive"), self.options.get("absorb", 0))
         options = StoreOptions(
             shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
             file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
             keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=checkpoints,
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
+        self.watched = Watched(self.store)
         self.store.open()
         self.shared.set("ready", 1)
         self.engine, self.sequencer = self.store.engine, self.store.sequencer
@@ -99,9 +112,33 @@ class Library:
 
     def checkpoint(self) -> None:
         """Take a snapshot now and let go of what is no longer needed."""
+        self.finish_checkpoint()
         taken = self.store.checkpoints.next_number
         self.store.checkpoints.take()
-        assert self.store.checkpoints.kept[-1][0] == taken
+        assert self.store.checkpoints.kept[-1].number == taken
+
+    def begin_checkpoint(self) -> None:
+        """Make now the moment of a checkpoint, and pack nothing yet."""
+        self.finish_checkpoint()
+        checkpoints = self.store.checkpoints
+        assert checkpoints._begin(*checkpoints._plan())
+
+    def pack(self, slots: int = 1) -> bool:
+        """Go on with it, so many slots; tell whether there was one. It is written with the last."""
+        packing = self.store.checkpoints.packing
+        if packing is None:
+            return False
+        step = packing.taking.step
+        packing.taking = Few(packing.taking, lambda _budget: step(0, slots))
+        self.store.checkpoints.pack_some()
+        if self.store.checkpoints.packing is not None:
+            packing.taking = packing.taking.taking
+        return True
+
+    def finish_checkpoint(self) -> None:
+        """Pack the rest of it, if there is one."""
+        while self.pack(1 << 20):
+            pass
 
     def log_files(self) -> int:
         """How many log files there are."""

@@ -45,6 +45,16 @@ def fill(library: Library) -> None:
     library.append("tail", [{"data": "behind the second snapshot"}])
     library.put("gone")
     library.drop("gone")
+    library.put("gone", durability="fsync")
+    library.append("gone", [{"data": "in the third snapshot alone"}])
+    library.checkpoint()  # upon the first
+    library.append("capped", [{"data": "behind the third snapshot", "tag": "t9"}])
+    library.drop("gone")
+    library.checkpoint()  # upon the second
+    library.put("gone", durability="fsync")
+    library.append("gone", [{"data": "again"}])
+    library.checkpoint()  # upon the third
+    library.append("tail", [{"data": "behind the fifth snapshot"}])
 
 
 def seen(library: Library) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fakes.in_process import Library
 from fakes.in_process import numbers as values
 from topicsd import snapshot
 from topicsd._native.log_walk import LogFormatError
+from topicsd.checkpoint import LAYERS_A_CHAIN
 from topicsd.segments.fsck import fsck
 
 LOG_FILE_BYTES = 1 << 16
@@ -106,7 +107,7 @@ def test_ids_are_not_used_twice_after_a_snapshot(engine: Library) -> None:
 
 
 def test_the_log_goes_once_everything_is_sealed_and_two_snapshots_stand(make: Make) -> None:
-    engine = make(file_bytes=LOG_FILE_BYTES)
+    engine = make(file_bytes=LOG_FILE_BYTES, absorb=2)
     engine.put("t")
     for _ in range(40):
         fill(engine, "t", 10, 1000)
@@ -220,9 +221,9 @@ def test_a_snapshot_of_a_newer_version_is_refused(engine: Library, monkeypatch: 
     fill(engine, "t", 1)
     engine.checkpoint()
     with monkeypatch.context() as later:
-        later.setattr(snapshot, "VERSION", 3)
+        later.setattr(snapshot, "VERSION", 4)
         snapshot.write(Path(engine.directory), engine.store.files, {"number": 9, "moment": []}, [])
-    with pytest.raises(LogFormatError, match="format version 3"):
+    with pytest.raises(LogFormatError, match="format version 4"):
         engine.kill()
 
 
@@ -233,7 +234,7 @@ def test_a_snapshot_of_version_1_is_read(engine: Library) -> None:
     engine.checkpoint()
     before = engine.read_all("t")
     for path in snapshots(engine):
-        raw = path.read_bytes().replace(b"TPSNAP02", b"TPSNAP01", 1).replace(b'"version":2', b'"version":1', 1)[:-16]
+        raw = path.read_bytes().replace(b"TPSNAP02", b"TPSNAP01", 1).replace(b'"version":3', b'"version":1', 1)[:-16]
         path.write_bytes(raw + hashlib.blake2b(raw, digest_size=16).digest())
     engine.kill()
     assert engine.read_all("t") == before
@@ -255,6 +256,224 @@ def test_each_flipped_bit_of_a_snapshot_is_seen(engine: Library, tmp_path: Path,
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
         with pytest.raises(snapshot.SnapshotError):
             snapshot.read(path)
+
+
+# ---- layers ------------------------------------------------------------------------------------------------------------------------
+
+
+def layered(make: Make) -> Library:
+    """A store whose newest snapshot, the sixth, stands upon the fourth, and that upon the second; the fifth upon the third and the first."""
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    for n in range(1, 7):
+        fill(engine, "always", 30, 1000, tag=f"t{n}")
+        engine.put(f"n{n}")
+        fill(engine, f"n{n}", 2)
+        if n > 2:
+            engine.drop(f"n{n - 2}")
+        engine.seal("always")
+        engine.checkpoint()
+    fill(engine, "always", 3)
+    assert [[layer.number for layer in kept.layers] for kept in engine.store.checkpoints.kept] == [[1, 3, 5], [2, 4, 6]]
+    return engine
+
+
+def test_what_changed_is_in_the_newer_layer_and_what_went_is_in_none(make: Make) -> None:
+    engine = layered(make)
+    before = seen(engine)
+    chain, wrong = snapshot.newest(Path(engine.directory))
+    assert chain is not None and not wrong
+    assert [layer.number for layer in chain.layers] == [6, 4, 2]
+    assert [list(layer.gone) for layer in chain.layers] == [[5, 4], [3, 2], []]  # always is topic 1, n1 is topic 2
+    for restart in (engine.kill, engine.stop, engine.kill):
+        restart()
+        assert seen(engine) == before
+    assert engine.store.degraded == []
+    engine.checkpoint()
+    engine.checkpoint()
+    assert [[layer.number for layer in kept.layers] for kept in engine.store.checkpoints.kept] == [[7], [2, 4, 6, 8]]
+    assert set(snapshot.numbers(Path(engine.directory))) == {2, 4, 6, 7, 8}
+    engine.kill()
+    assert seen(engine) == before
+
+
+@pytest.mark.parametrize("what", ["flipped", "missing", "older", "cut", "of another directory"])
+@pytest.mark.parametrize("number", [2, 4, 6])
+def test_a_chain_with_a_broken_layer_is_passed_over_for_the_other_one(make: Make, number: int, what: str) -> None:
+    engine, other = layered(make), layered(make)
+    before, folder = seen(engine), Path(engine.directory)
+    path = snapshot.path_of(folder, number)
+    raw = path.read_bytes()
+    if what == "flipped":
+        path.write_bytes(raw[:100] + bytes([raw[100] ^ 4]) + raw[101:])
+    elif what == "missing":
+        path.unlink()
+    elif what == "older":
+        path.write_bytes(snapshot.path_of(folder, number - 1).read_bytes())
+    elif what == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        fill(other, "always", 1)
+        theirs = {**snapshot.read(path).header, "wall_ms": 1}
+        snapshot.write(folder, other.store.files, theirs, [*snapshot.read(path).sections.items()])
+    if number == 6 and what in ("missing", "of another directory"):  # whole, and nobody says that it is not the one
+        engine.kill()
+        assert seen(engine) == before
+        return
+    assert fsck(folder).problems
+    engine.kill()
+    assert seen(engine) == before
+    assert any("a snapshot is damaged, an older one or the log has been taken" in told for told in engine.store.degraded)
+    for _ in range(3):
+        fill(engine, "always", 1)
+        engine.checkpoint()
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+    assert engine.store.degraded == []
+
+
+def test_with_both_chains_broken_a_truncated_log_is_refused(make: Make) -> None:
+    engine = layered(make)
+    for number in (1, 2):
+        snapshot.path_of(Path(engine.directory), number).unlink()
+    with pytest.raises(LogFormatError, match="Put a snapshot back"):
+        engine.kill()
+
+
+def test_a_chain_that_leads_back_to_itself_is_no_chain(engine: Library) -> None:
+    fill(engine, "t", 1)
+    folder = Path(engine.directory)
+    for number, parent in ((3, 5), (5, 3)):
+        snapshot.write(folder, engine.store.files, {"number": number, "parent": [parent, 7], "moment": [], "needed": []}, [("topics", b"")])
+    found, wrong = snapshot.newest(folder)
+    assert found is None and len(wrong) == 2
+    engine.kill()
+    assert engine.state("t")["count"] == 1
+
+
+def test_a_layer_smaller_than_what_has_changed_is_not_built_upon(make: Make) -> None:
+    engine = make(absorb=2)
+    for number in range(600):
+        engine.put(f"t{number:03d}" + "x" * 200)
+    engine.checkpoint()
+    engine.checkpoint()
+    whole = engine.store.checkpoints.size
+    sizes = []
+    for number in range(40):
+        fill(engine, f"t{number % 7:03d}" + "x" * 200, 1)
+        engine.checkpoint()
+        assert len(engine.store.checkpoints.kept[-1].layers) <= 2, "so small a layer is written anew"
+        sizes.append(engine.store.checkpoints.size)
+    assert max(sizes) < whole / 10
+    for number in range(400):
+        fill(engine, f"t{number:03d}" + "x" * 200, 1)
+    engine.checkpoint()
+    assert len(engine.store.checkpoints.kept[-1].layers) == 1, "most has changed: a whole one"
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+
+
+def test_a_chain_has_a_longest_length(engine: Library) -> None:
+    for _ in range(2 * LAYERS_A_CHAIN + 6):
+        fill(engine, "t", 1)
+        engine.checkpoint()
+        assert len(engine.store.checkpoints.kept[-1].layers) <= LAYERS_A_CHAIN
+    assert len(snapshots(engine)) <= 2 * LAYERS_A_CHAIN
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+
+
+def test_writing_goes_on_while_a_checkpoint_is_packed_and_it_is_of_its_moment(engine: Library) -> None:
+    for number in range(20):
+        fill(engine, f"t{number:02d}", 3, tag="a")
+    engine.put("q", type="queue")
+    fill(engine, "q", 5)
+    engine.checkpoint()
+    engine.checkpoint()
+    for number in range(0, 20, 2):
+        fill(engine, f"t{number:02d}", 1)
+    engine.begin_checkpoint()
+    for number in range(19, -1, -1):  # from the far end: each is packed before it changes
+        match number % 4:
+            case 0:
+                fill(engine, f"t{number:02d}", 2)
+            case 1:
+                engine.drop(f"t{number:02d}")
+                engine.put(f"t{number:02d}")
+            case 2:
+                engine.delete(f"t{number:02d}", match=["tag", "Eq", "a"])
+            case _:
+                engine.put(f"t{number:02d}", cap_records=1)
+        engine.put(f"new{number:02d}")
+        assert engine.pack(1)
+    engine.finish_checkpoint()
+    assert engine.watched.checked == 3
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+    assert engine.store.degraded == []
+
+
+def test_a_death_in_the_middle_of_packing_leaves_no_snapshot(engine: Library) -> None:
+    fill(engine, "a", 3)
+    fill(engine, "b", 3)
+    engine.checkpoint()
+    fill(engine, "a", 3)
+    engine.begin_checkpoint()
+    engine.pack(1)
+    fill(engine, "b", 3)
+    before = seen(engine)
+    for restart in (engine.kill, engine.stop):
+        restart()
+        assert seen(engine) == before
+        assert snapshot.numbers(Path(engine.directory)) == [1]
+    engine.checkpoint()
+    engine.kill()
+    assert seen(engine) == before
+
+
+def test_the_tail_of_a_topic_that_has_not_changed_keeps_its_log(make: Make) -> None:
+    engine = make(file_bytes=LOG_FILE_BYTES)
+    fill(engine, "old", 3, 1000)
+    for _ in range(8):
+        for _ in range(10):
+            fill(engine, "busy", 10, 1000)
+        engine.seal("busy")
+        engine.checkpoint()
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+    assert len(engine.read_all("old")[0]) == 3
+    assert engine.store.degraded == []
+    engine.checkpoint()  # of a start: where "old" points to is known again
+    engine.checkpoint()
+    engine.checkpoint()
+    engine.kill()
+    assert seen(engine) == before
+
+
+def test_a_full_disk_in_one_checkpoint_loses_no_change_for_the_next(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES)
+    for _ in range(2):
+        fill(engine, "a", 3)
+        fill(engine, "b", 3)
+        engine.checkpoint()
+    fill(engine, "a", 1)
+    engine.drop("b")
+    files.fail("pwritev", path=b"meta", error=28, forever=True)
+    with pytest.raises(OSError, match="No space"):
+        engine.store.checkpoints.take()
+    files.heal()
+    fill(engine, "c", 1)
+    engine.checkpoint()
+    assert [layer.number for layer in engine.store.checkpoints.kept[-1].layers] == [1, 4]
+    before = seen(engine)
+    engine.kill()
+    assert seen(engine) == before
+    engine.close()
 
 
 def test_an_idempotency_key_outlives_a_restart_through_a_snapshot_however_the_clock_has_stepped_back(engine: Library, clock: FakeClock) -> None:
@@ -673,7 +892,7 @@ def test_a_log_file_that_a_tail_needs_and_that_is_gone_is_told(make: Make, gone:
 
 def test_a_checkpoint_is_due_by_bytes_and_by_what_would_go_and_not_again_at_once_after_a_failure(tmp_path: Path, clock: FakeClock) -> None:
     files = FaultyFiles(tmp_path)
-    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(100_000, 5_000))
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(100_000, 5_000), absorb=2)
     step, taken = engine.store.checkpoints.step, lambda: snapshot.numbers(tmp_path)
     clock.advance(6_000)
     step()

@@ -145,6 +145,14 @@ class EngineAgainstModel(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.engine.checkpoint()  # nor here; the log files that go are not missed
 
+    @rule()
+    def begin_checkpoint(self) -> None:
+        self.engine.begin_checkpoint()
+
+    @rule(slots=st.integers(1, 3))
+    def pack(self, slots: int) -> None:
+        self.engine.pack(slots)
+
     @precondition(lambda self: self.model.topics)
     @rule()
     def names_are_listed_in_order(self) -> None:

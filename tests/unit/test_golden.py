@@ -47,7 +47,7 @@ def check(directory: Path, version: str) -> None:
 
 
 def test_there_is_one_of_each_version() -> None:
-    assert VERSIONS == ["data-v1", "data-v2"]
+    assert VERSIONS == ["data-v1", "data-v2", "data-v3"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -23,7 +23,7 @@ STEPS = st.lists(
         st.tuples(st.just("advance"), st.sampled_from([1, 99, 100, 900, 4_000])),
         st.tuples(st.just("release"), CONSUMERS, st.integers(1, 60), st.integers(0, 5)),
         st.tuples(st.just("reset"), st.integers(1, 60)),
-        st.tuples(st.sampled_from(["kill", "stop"])),
+        st.tuples(st.sampled_from(["kill", "stop", "checkpoint", "begin_checkpoint", "pack"])),
     ),
     max_size=40,
 )

@@ -243,10 +243,11 @@ def test_a_row_of_a_snapshot_holds_what_the_frames_below_it_made(library: Librar
         consume(library, consumer=consumer, visibility_ms=10_000)
     ack(library, 30, "c")
     library.clock.advance(4_000)
-    (row,) = library.engine.groups.rows()
+    (row,) = [library.engine.groups.row(topic_id) for topic_id in library.engine.groups.by_topic]
+    assert row is not None
     before = show(library)
     other = Groups(library.engine)
-    other.load(row)
+    other.load(row, 1)
     library.engine.groups, kept = other, library.engine.groups
     other.replay(row.key, row.shard, row.position, frames.json_body({"k": "reset", "g": "g", "c": 7, "t": 0}))
     library.engine._commands |= other.commands()

@@ -31,7 +31,7 @@ STEPS = st.lists(
         st.tuples(st.just("extend"), NODES, SEQS, FENCE, st.sampled_from([100, 7_000])),
         st.tuples(st.just("advance"), st.sampled_from([1, 50, 99, 100, 101, 900, 4_000])),
         st.tuples(st.just("delete"), st.integers(1, 30)),
-        st.tuples(st.sampled_from(["kill", "stop", "checkpoint"])),
+        st.tuples(st.sampled_from(["kill", "stop", "checkpoint", "begin_checkpoint", "pack"])),
         st.tuples(st.just("seal"), st.sampled_from([1, 4, 1000])),
     ),
     max_size=40,

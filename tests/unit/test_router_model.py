@@ -107,6 +107,14 @@ class RouterMachine(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.engine.checkpoint()
 
+    @rule()
+    def begin_checkpoint(self) -> None:
+        self.engine.begin_checkpoint()
+
+    @rule(slots=st.integers(1, 3))
+    def pack(self, slots: int) -> None:
+        self.engine.pack(slots)
+
     @rule(how=st.sampled_from(["kill", "stop"]))
     def restart(self, how: str) -> None:
         getattr(self.engine, how)()

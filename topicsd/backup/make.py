@@ -22,7 +22,6 @@ from topicsd.pins import pin
 from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name
 
-SNAPSHOTS = 2
 TRIES = 3  # a file may get its final bytes between two looks, when nobody speaks of it yet
 
 
@@ -82,19 +81,18 @@ class Backup:
 
     def _snapshots(self) -> list[_Snapshot]:
         found: list[_Snapshot] = []
-        for number in reversed(snapshot.numbers(self.data_dir)):
-            path = snapshot.path_of(self.data_dir, number)
+        for number in snapshot.heads(self.data_dir):
             try:
-                header = snapshot.read(path).header
+                chain = snapshot.read_chain(self.data_dir, number)
             except snapshot.NewerSnapshotError as newer:
                 raise BackupError(str(newer)) from None
-            except (snapshot.SnapshotError, ValueError, KeyError) as wrong:
+            except (snapshot.SnapshotError, ValueError, KeyError, TypeError) as wrong:
                 self.notes.append(str(wrong))
                 continue
-            self._file(path)
+            for layer in chain.layers:
+                self._file(snapshot.path_of(self.data_dir, layer.number))
+            header = chain.header
             found.insert(0, _Snapshot(number, header["wall_ms"], list(header["moment"]), list(header["needed"])))
-            if len(found) == SNAPSHOTS:
-                break
         return found
 
     def _logs(self, needed: list[list[int]], moments: list[list[int]]) -> list[int]:

@@ -14,7 +14,6 @@ from topicsd.engine.groups import Groups
 from topicsd.engine.owed import Owed
 from topicsd.engine.queues import Queues
 from topicsd.engine.routers import Routers
-from topicsd.engine.sections import Section
 from topicsd.engine.segments import Segments
 from topicsd.errors import ClientError, Throttled, TopicExistsIncompatible, TopicNotEmpty, TopicNotFound
 from topicsd.topic_config import TopicConfig
@@ -60,12 +59,10 @@ class Engine:
         self.id_ceiling = 0
         self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
         self.timed_members: set[tuple[int, int]] = set()
-        self.sections: list[Section] = []  # what a snapshot keeps besides topics and segments; each registers itself
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
         self.groups = Groups(self)
         self.queues = Queues(self)
         self.owed = Owed(self)
-        self.sections += [self.groups, self.queues, self.owed]
         self.segments = Segments(self)
         self._reserve_ids = reserve_ids
         self.routers = Routers(self)

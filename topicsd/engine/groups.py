@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from topicsd import limits
 from topicsd.engine import frames
 from topicsd.engine.group import Group, Lease
-from topicsd.engine.sections import Positions, Row
+from topicsd.engine.sections import Changed, Positions, Row
 from topicsd.errors import ClientError, Invalid, NotFound, Throttled, TopicNotFound
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class Groups:
-    """Own the groups, by topic id and name. One thread, the writer's. A Section of snapshots: a row a topic."""
+    """Own the groups, by topic id and name. One thread, the writer's. In snapshots: a row a topic."""
 
     name = "groups"
 
@@ -30,6 +30,7 @@ class Groups:
         self.engine = engine
         self.applied: dict[int, tuple[int, int]] = {}  # topic id -> (shard, where the last frame of one of its groups begins)
         self.loaded = Positions()
+        self.changed = Changed(self.row)
         self.by_topic: dict[int, dict[str, Group]] = {}
         self.slots: dict[int, int] = {}  # topic id -> slot, of topics that have had groups
         self.newest_ms = 0  # wall clock of the newest frame of replay
@@ -49,6 +50,7 @@ class Groups:
 
     def forget(self, topic_id: int) -> None:
         """Drop the groups of a topic that is gone."""
+        self.changed.drop(topic_id)
         self.by_topic.pop(topic_id, None)
         self.slots.pop(topic_id, None)
         self.applied.pop(topic_id, None)
@@ -239,6 +241,7 @@ class Groups:
         # An ack frees nothing by itself, but a full disk must not keep consumers from being done with what they have.
         privileged = event["k"] in ("settle", "drop", "free")
         body = frames.json_body(event)
+        self.changed.touch(topic["topic_id"])
         end = self.engine.sequencer.log_frame(topic["shard"], frames.GROUP, 0, topic["topic_id"], topic["head"], event["t"], body, privileged)
         self.applied[topic["topic_id"]] = topic["shard"], end - frames.frame_bytes(body)
 
@@ -260,6 +263,7 @@ class Groups:
         """Apply a frame of the log. Ages are counted on the wall clock; `settle_clock` mends them when it has stepped back."""
         if self.loaded.holds(topic_id, position):
             return
+        self.changed.touch(topic_id)
         self.applied[topic_id] = shard, position
         event = frames.parse_json(body)
         groups = self._replayed(topic_id)
@@ -277,6 +281,8 @@ class Groups:
         ahead_ms = self.newest_ms - self.engine.clock.wall_ms()
         if ahead_ms <= 0:
             return
+        for topic_id in self.by_topic:
+            self.changed.touch(topic_id)
         for group in self._all():
             leases = [(first, last, lease) for first, last, lease in group.leases]
             for first, last, lease in leases:
@@ -284,12 +290,10 @@ class Groups:
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------------------
 
-    def rows(self) -> Iterator[Row]:
-        """Yield a row for each topic that has groups."""
-        for topic_id in list(self.by_topic):
-            groups, place = self.by_topic.get(topic_id), self.applied.get(topic_id)
-            if groups and place is not None:
-                yield Row(topic_id, *place, self._dump(groups))
+    def row(self, topic_id: int) -> Row | None:
+        """Return the row of a topic's groups."""
+        groups, place = self.by_topic.get(topic_id), self.applied.get(topic_id)
+        return Row(topic_id, *place, self._dump(groups)) if groups is not None and place is not None else None
 
     def _dump(self, groups: dict[str, Group]) -> bytes:
         mono_ms = self.engine.clock.mono_ms()
@@ -312,12 +316,13 @@ class Groups:
             }
         )
 
-    def load(self, row: Row) -> None:
-        """Take a topic's groups back. Raises ValueError for a body that is none of ours."""
+    def load(self, row: Row, number: int) -> None:
+        """Take a topic's groups back from snapshot `number`. Raises ValueError for a body that is none of ours."""
         members = frames.parse_json(row.body)
         mono_ms, age_ms = self.engine.clock.mono_ms(), self.engine.clock.wall_ms() - members["t"]
         self.newest_ms = max(self.newest_ms, members["t"])
         self.loaded.loaded(row)
+        self.changed.set(row.key, number)
         self.applied[row.key] = row.shard, row.position
         groups = self._replayed(row.key)
         for name, each in members["groups"].items():

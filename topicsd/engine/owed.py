@@ -67,12 +67,9 @@ class Owed:
 
     def rows(self) -> Iterator[Row]:
         """Yield a row for each topic with such deletes."""
-        for topic_id, owed in list(self.by_topic.items()):
-            slot = self.engine.sequencer.slot_of(topic_id)
-            if slot is not None:
-                shard = self.engine.sequencer.topic(slot)["shard"]
-                members = {"deletes": [[each.before_seq, each.kind, each.match.hex()] for each in owed]}
-                yield Row(topic_id, shard, max(self.engine.sequencer.end_of(shard) - 1, 0), frames.json_body(members))
+        for topic_id, owed in self.by_topic.items():
+            members = {"deletes": [[each.before_seq, each.kind, each.match.hex()] for each in owed]}
+            yield Row(topic_id, 0, 0, frames.json_body(members))
 
     def load(self, row: Row) -> None:
         """Take a topic's deletes back. Raises ValueError for a body that is none of ours."""

@@ -27,7 +27,7 @@ from topicsd.errors import Invalid, NotAQueue, Pressure, StorageReadOnly, TopicF
 from topicsd.topic_config import TopicConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from topicsd._native.regions import Shared
     from topicsd.engine.engine import Answer, Engine
@@ -46,13 +46,12 @@ _TOKEN = 1 << 63  # of appends of our own; a worker's tokens come by rings
 
 
 class Queues:
-    """Move dead letters and bring them back; keep the work state in snapshots (a Section). One thread, the writer's."""
+    """Move dead letters and bring them back; take the work state back from snapshots. One thread, the writer's."""
 
     name = "jobs"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._rows: dict[int, tuple[int, int]] = {}  # topic id -> (changes, position) of its last row
         self.shared: Any = None  # where records are read from: open_reader
         self.directory = ""
         self.stuck: dict[int, int] = {}  # slot -> topic id of queues whose dead letters could not go yet
@@ -98,23 +97,6 @@ class Queues:
             self._remove(slot, verb, [seq])
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------------------
-
-    def rows(self) -> Iterator[Row]:
-        """Yield a row for each queue that has work state. Take them behind the topics' rows: see queue_door.pxd."""
-        sequencer = self.engine.sequencer
-        for slot in sequencer.queue_slots():
-            topic = sequencer.topic(slot)
-            topic_id = topic["topic_id"]
-            if not topic_id:
-                continue
-            sequencer.wait_synced(slot)
-            changes = sequencer.jobs_changes(slot)
-            known = self._rows.get(topic_id)
-            position = known[1] if known is not None and known[0] == changes else sequencer.end_of(topic["shard"]) - 1
-            body = sequencer.dump_jobs(slot, self.engine.clock.wall_ms(), self.engine.clock.mono_ms())
-            if body is not None and changes is not None and position >= 0:
-                self._rows[topic_id] = changes, position
-                yield Row(topic_id, topic["shard"], position, body)
 
     def load(self, row: Row) -> None:
         """Take a queue's work state back. Raises ValueError for a body that is none of ours."""

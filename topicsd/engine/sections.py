@@ -1,13 +1,13 @@
-"""What a snapshot is made of: sections of rows, each row right as of a position of its own (ARCHITECTURE section 5).
-
-A snapshot is taken while writes go on. It is fuzzy: every row says up to which position of its shard's log it is right, and replay leaves out what a
-row holds already. So a section never has to stand still; it only must not be in the middle of a change while one row is made.
-"""
+"""What a snapshot is made of besides topics: sections of rows (docs/format/snapshot.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+_HEAD = struct.Struct("<QQII")
 
 
 class Row(NamedTuple):
@@ -18,28 +18,77 @@ class Row(NamedTuple):
     position: int  # every frame of that shard that BEGINS at or below it is in the body, none above
     body: bytes
 
+    def pack(self) -> bytes:
+        """Return it as it stands in a section."""
+        return _HEAD.pack(self.key, self.position, self.shard, len(self.body)) + self.body + bytes(-len(self.body) % 8)
 
-class Section(Protocol):
-    """Something of the engine that a snapshot keeps: routers, groups, jobs, windows.
 
-    `rows` runs in the writer's thread, a few rows at a time between its turns, so what it iterates over may change meanwhile: take the keys first,
-    look each up when it is its turn, and leave out those that are gone. Make the body and take the position (`Positions.applied`) without anything
-    in between. A row that has not changed since an earlier snapshot should keep its older position: a row whose position is the one that
-    was written last is not written again.
+class Changed:
+    """Which rows have changed since which checkpoint, and what the one that is being taken has still to see: `_native/changes.pxd` in Python.
 
-    `load` gets each row of the newest snapshot before any frame is replayed, topics first; then frames from an older position than the row's come by:
-    leave out those that begin at or below it (`Positions.holds`). A key whose topic is not there any more: leave the row out.
+    pack: the row of a key as it is now, None when there is none. One thread, the writer's.
     """
 
-    name: str
+    def __init__(self, pack: Callable[[int], Row | None]) -> None:
+        self._make = pack
+        self._stamps: dict[int, int] = {}  # key -> number of the first checkpoint that will hold its last change
+        self._keys: dict[int, set[int]] = {}  # the other way round
+        self._now = 1
+        self._parent = 0
+        self._left: list[int] | None = None  # of the checkpoint that is being taken
+        self._packed: set[int] = set()
+        self._section = bytearray()
 
-    def rows(self) -> Iterator[Row]:
-        """Yield what there is."""
-        ...
+    def next_is(self, number: int) -> None:
+        """Say which checkpoint comes next."""
+        self._now = number
 
-    def load(self, row: Row) -> None:
-        """Take a row back. Raises ValueError for a body that this version can not read."""
-        ...
+    def touch(self, key: int) -> None:
+        """Say that a row is about to change, or to be made: before it does."""
+        stamp = self._stamps.get(key, 0)
+        if stamp == self._now:
+            return
+        if self._left is not None and stamp > self._parent:
+            self._pack(key)
+        self.set(key, self._now)
+
+    def set(self, key: int, number: int) -> None:
+        """Say which checkpoint has a row as it is."""
+        self._keys.get(self._stamps.get(key, 0), set()).discard(key)
+        self._stamps[key] = number
+        self._keys.setdefault(number, set()).add(key)
+
+    def drop(self, key: int) -> None:
+        """Say that a row is about to go for ever."""
+        if key in self._stamps:
+            self.touch(key)
+            self._keys[self._stamps.pop(key)].discard(key)
+
+    def begin(self, number: int, parent: int) -> None:
+        """Make now the moment of checkpoint `number`, which stands upon `parent`."""
+        self._keys = {stamp: keys for stamp, keys in self._keys.items() if keys}
+        self._left = [key for stamp, keys in self._keys.items() if stamp > parent for key in keys]
+        self._parent, self._now, self._packed, self._section = parent, number + 1, set(), bytearray()
+
+    def step(self, until_ns: int) -> bool:
+        """Pack rows until it is so late; tell whether all are (`take`)."""
+        while self._left:
+            self._pack(self._left.pop())
+            if time.monotonic_ns() >= until_ns:
+                break
+        return not self._left
+
+    def take(self) -> bytearray:
+        """Return the section that was packed; the checkpoint has seen everything."""
+        section, self._section, self._left, self._packed = self._section, bytearray(), None, set()
+        return section
+
+    def _pack(self, key: int) -> None:
+        if key not in self._packed and key in self._stamps:
+            self._packed.add(key)
+            row = self._make(key)
+            if row is not None:
+                self._section += row.pack()
 
 
 class Positions:

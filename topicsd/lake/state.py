@@ -89,7 +89,10 @@ def _read(data_dir: Path) -> list[TopicState]:
     moment: list[int] = []
     if found is not None:
         moment = list(found.header["moment"])
-        topics = {topic.topic_id: topic for topic in _packed(found.sections["topics"], data_dir)}
+        known: set[int] = set()
+        for layer in found.layers:
+            topics |= {topic.topic_id: topic for topic in _packed(layer.sections["topics"], data_dir, known)}
+            known |= {*topics, *layer.gone}
     for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
         shard = int(folder.name[-2:])
         for one in frames_of(folder, moment[shard] if shard < len(moment) else 0):
@@ -147,13 +150,15 @@ def cold_path(data_dir: Path, name: Name) -> Path:
     return Path(folder) / cold_name(name)
 
 
-def _packed(section: memoryview, data_dir: Path) -> Iterator[TopicState]:
-    """The topics of a snapshot's section (docs/format/snapshot.md)."""
+def _packed(section: memoryview, data_dir: Path, known: set[int]) -> Iterator[TopicState]:
+    """The topics of a snapshot's section (docs/format/snapshot.md), but for those that a newer layer has or knows to be gone."""
     at = 0
     while at < len(section):
         (size,) = _TOPIC_ID.unpack_from(section, at)
         row = bytes(section[at + 8 : at + 8 + size])
         at += 8 + size
+        if _TOPIC_ID.unpack_from(row)[0] in known:
+            continue
         (topic_id,), (earliest,) = _TOPIC_ID.unpack_from(row), _EARLIEST.unpack_from(row, _EARLIEST_AT)
         name_bytes, dead_letter_bytes, rows, *_ = _COUNTS.unpack_from(row, _COUNTS_AT)
         topic = TopicState(row[_TOPIC_BYTES : _TOPIC_BYTES + name_bytes].decode(), topic_id, max(earliest, 1))

@@ -98,6 +98,14 @@ def _check_snapshots(data_dir: Path, report: Report) -> None:
             report.refused.append(str(newer))
         except (snapshot.SnapshotError, OSError, ValueError, KeyError) as wrong:
             report.problems.append(Problem(path, 0, str(wrong)))
+    for number in snapshot.heads(data_dir):
+        try:
+            snapshot.read_chain(data_dir, number)
+        except snapshot.NewerSnapshotError:
+            continue
+        except (snapshot.SnapshotError, OSError, ValueError, KeyError, TypeError) as wrong:
+            if not any(str(problem.what) == str(wrong) for problem in report.problems):
+                report.problems.append(Problem(snapshot.path_of(data_dir, number), 0, str(wrong)))
 
 
 def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
