@@ -151,7 +151,7 @@ class Checkpoints:
             then, self._then = self._then, None
             try:
                 running.result()
-            except OSError as wrong:
+            except (OSError, MemoryError) as wrong:
                 self._later(wrong)
                 return
             if then is not None:
@@ -172,7 +172,7 @@ class Checkpoints:
         """Go on with the checkpoint whose moment was, for a moment: between the writer's turns while there is one (`packing`)."""
         self._pack(SLICE_US)
 
-    def _later(self, wrong: OSError) -> None:
+    def _later(self, wrong: OSError | MemoryError) -> None:
         """Let a disk that refuses be for a while: each try holds the writer up."""
         log.error("no checkpoint", why=str(wrong))
         self.store.figures.add("checkpoint_failures")
@@ -257,7 +257,7 @@ class Checkpoints:
             done = packing.taking.step(budget_us) and self.store.engine.groups.changed.step(started_ns + budget_us * 1000)
         except MemoryError as wrong:
             self._give_up()
-            self._later(OSError(errno.ENOMEM, str(wrong)))
+            self._later(wrong)
             return
         held_us = (time.monotonic_ns() - started_ns) // 1000
         packing.held_us, packing.pause_us = packing.held_us + held_us, max(packing.pause_us, held_us)
