@@ -47,6 +47,7 @@ crash: $(CRASH_VENV)/.installed ## the crash tests on a debug build (SANITIZE=1:
 	@$(CRASH_ENV) $(CRASH_RUN) PYTHONSAFEPATH=1 PY=$(CRASH_VENV)/bin/python ci/test crash
 
 bench: setup ## run every bench of perf/ beside its physical limit
+	@PY=$(PY) ci/ensure-java
 	@exec $(PY) perf/report.py
 
 lint: types ## ruff, cython-lint, mypy --strict

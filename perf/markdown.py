@@ -50,6 +50,16 @@ def main() -> None:
         ]
         limit = f"{cells[3]} ({row['limit_is']})" if cells[3] else ""
         print(f"| {row['what']} | {cells[0]} {row['unit']} | {cells[1]} | {cells[2]} | {limit} |")
+    if "lake" in document:
+        print("\n| lake | wall s | min-max | CPU s | MB/s of segment |\n|---|---|---|---|---|")
+        for row in document["lake"]["rows"]:
+            wall, cpu = statistics.median(row["wall_s"]), statistics.median(row["cpu_s"])
+            spread = f"{min(row['wall_s']):.2f}-{max(row['wall_s']):.2f}"
+            print(f"| {row['what']} | {wall:.3f} | {spread} | {cpu:.3f} | {row['bytes'] / 1e6 / wall:,.0f} |")
+        print("\n| target | reach | got | min-max | by CPU | |\n|---|---|---|---|---|---|")
+        for row in document["lake"]["targets"]:
+            spread = f"{row['range'][0]:.2f}-{row['range'][1]:.2f}"
+            print(f"| {row['what']} | {row['reach']} | {row['got']:.2f} | {spread} | {row['cpu']:.2f} | {row['verdict']} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measure everything and say what is reached: `make bench`.
 
-    python perf/report.py [--quick] [--rounds 3] [--seconds 2] [--only TEXT] [--no-engine] [--no-profile] [--no-fanout] [--front native|falcon]
+    python perf/report.py [--quick] [--rounds 3] [--seconds 2] [--only TEXT] [--front native|falcon]
+                          [--no-http] [--no-engine] [--no-profile] [--no-fanout] [--no-lake]
 
 Starts topicsd with one and with two workers, the bare servers, and redis-server and nats-server where they are installed. In each round
 every case runs on every server of its, one after the other (A B C A B C), so that a noisy minute hits all of them. Ratios are taken within a
@@ -24,6 +25,7 @@ from typing import Any
 import causes
 import engine_lines
 import fanout
+import lake
 import profiles
 from cases import CASES, TARGETS, THERE, Case, Target
 from servers import Bare, Nats, Redis, Server, Topicsd, nats_program
@@ -279,7 +281,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--front", choices=["native", "falcon"])
-    for name in ("no-pin", "no-engine", "no-http", "no-profile", "no-fanout"):
+    for name in ("no-pin", "no-engine", "no-http", "no-profile", "no-fanout", "no-lake"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.quick:
@@ -317,6 +319,9 @@ def main() -> None:
     if not options.no_engine:
         document["engine"] = engine_lines.measure(options.quick)
         print("\n" + engine_lines.table(document["engine"]))
+    if not options.no_lake:
+        document["lake"] = lake.run_apart(200_000 if options.quick else 2_000_000, options.rounds, OUT)
+        print("\n" + lake.table(document["lake"]))
     (OUT / "bench.json").write_text(json.dumps(document, indent=1, default=str))
     print(f"\n{OUT / 'bench.json'}" + (f", {plotted}" if (plotted := plot(document)) else ""))
 

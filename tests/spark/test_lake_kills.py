@@ -1,4 +1,4 @@
-"""Topics to a lake while drivers and the server's writer are killed at random: nothing is lost, nothing doubled. `make crash` does more rounds."""
+"""Topics to a lake while drivers, executors and the writer are killed at random: nothing is lost, nothing doubled. `make crash` does more rounds."""
 
 import json
 import os
@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from fakes.cluster import Cluster
 from fakes.server import Server, url
 from topicsd.lake.server import Server as Client
 
 TOPICSD = str(Path(sys.executable).with_name("topicsd"))
 TOPICS = ("kill.a", "kill.b", "kill.c")
 PATIENCE_S = 300
+SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m --conf spark.ui.enabled=false --conf spark.task.maxFailures=8 pyspark-shell"
+KINDS = ("driver", "writer", "executor")
 
 
 class Producer(threading.Thread):
@@ -44,10 +47,24 @@ class Producer(threading.Thread):
             self.failed = wrong
 
 
-def ingest(server: Server, export: Path | None, table: Path, *more: str) -> subprocess.Popen[str]:
+def ingest(server: Server, export: Path | None, table: Path, *more: str, master: str = "") -> subprocess.Popen[str]:
     where = ["--path", str(export)] if export else ["--url", url(server)]
-    command = [TOPICSD, "spark", "ingest", "--local", *where, "--topics", "kill.*", "--table", str(table), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    how = ["--master", master] if master else ["--local"]
+    command = [TOPICSD, "spark", "ingest", *how, *where, "--topics", "kill.*", "--table", str(table), *more]
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_SUBMIT_ARGS": SUBMIT} if master else {}
+    return subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def await_batches(job: subprocess.Popen[str], count: int) -> str:
+    """Wait until it has committed so many more batches; what it said when it has ended before that."""
+    assert job.stderr is not None
+    told = ""
+    for line in job.stderr:
+        told += line
+        count -= line.startswith('{"batch"')
+        if count == 0:
+            return ""
+    return told or "ended without a word"
 
 
 def export(server: Server, folder: Path) -> None:
@@ -58,35 +75,39 @@ def export(server: Server, folder: Path) -> None:
 def rounds(count: int, folder: Path, seed: int) -> None:
     rng, table, target = random.Random(seed), folder / "table", folder / "export"
     (folder / "server").mkdir()
-    kills = {"driver": 0, "writer": 0}
-    with Server(folder / "server") as server:
+    kills = dict.fromkeys(KINDS, 0)
+    with Server(folder / "server") as server, Cluster(folder) as cluster:
         server.ready()
         producer = Producer(server, rng)
         producer.start()
         for number in range(count):
-            what = ("driver", "writer")[number % 2] if count < 10 else rng.choice(("driver", "writer"))
+            what = KINDS[number % 3] if count < 10 else rng.choices(KINDS, (4, 4, 1))[0]
             from_export = what == "writer" and rng.random() < 0.5
             if from_export:
                 server.until(lambda: server.ask("GET", "/v0/ready")[0] == 200)
                 export(server, target)
-            # A driver that is to be killed has no end of its own: the producer goes on.
+            # Where the driver or an executor is to be killed the job has no end of its own: the producer goes on.
             ends = ["--available-now"] if what == "writer" else ["--interval-ms", "50"]
-            limit = str(rng.randrange(1000, 5000) if what == "writer" else rng.randrange(20, 400))  # what has an end must come to it
-            job = ingest(server, target if from_export else None, table, "--max-records-per-trigger", limit, *ends)
-            assert job.stderr is not None
-            for line in job.stderr:  # a batch is in: the next one is on its way
-                if line.startswith('{"batch"'):
-                    break
+            limit = str(rng.randrange(20, 400) if what == "driver" else rng.randrange(1000, 5000))  # the others must come to the end
+            master = cluster.master if what == "executor" else ""
+            job = ingest(server, target if from_export else None, table, "--max-records-per-trigger", limit, *ends, master=master)
+            await_batches(job, 1)  # the next one is on its way
             time.sleep(rng.random() * 0.5)  # anywhere in it; nothing depends on where
             if what == "writer":
                 for pid in server.children("writer")[-1:]:
                     os.kill(pid, signal.SIGKILL)
                     kills[what] += 1
+            elif what == "executor":
+                cluster.kill_executor()
+                kills[what] += 1
+                ended = await_batches(job, 2)  # it goes on with another one
+                assert not ended, ended
+                job.terminate()
             else:
                 kills[what] += job.poll() is None
                 job.kill()
             _, told = job.communicate(timeout=PATIENCE_S)
-            assert job.returncode in (0, -signal.SIGKILL), told
+            assert job.returncode == (-signal.SIGKILL if what == "driver" else 0), told
         producer.done.set()
         producer.join(PATIENCE_S)
         assert producer.failed is None, producer.failed

@@ -68,8 +68,20 @@ def test_a_query_with_a_filter_takes_nothing_from_the_next_one_where_spark_pushe
         whole = load(spark, lake, maxPartitionBytes=20_000)
         assert ids(whole.where("topic = 'a' and seq > 290")) == [("a", seq) for seq in range(291, 301)]
         assert whole.count() == 300
+        both = whole.where("seq = 7").union(whole.where("seq = 290"))  # of one query: both halves read one plan
+        assert ids(both) == [("a", 7), ("a", 290)]
     finally:
         spark.conf.unset(switch)
+
+
+def test_a_frame_reads_what_there_was_when_it_was_first_used(spark: Any, lake: Lake) -> None:
+    lake.write("a", records(1, 100))
+    lake.export()
+    frame = load(spark, lake)
+    assert frame.count() == 100
+    lake.write("a", records(101, 50))
+    lake.export()
+    assert frame.count() == 100 and load(spark, lake).count() == 150
 
 
 def test_nothing_to_read_is_no_row(spark: Any, lake: Lake) -> None:

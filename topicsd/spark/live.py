@@ -72,9 +72,9 @@ def listing(server: Server, topics: Iterable[str] | None) -> Listing:
 class LiveReader:
     """Read spans into record batches. Raises GapError where a loss is to fail, ServerError, PageError."""
 
-    def __init__(self, server: Server, options: Options, *, rows_max: int = 65536) -> None:
+    def __init__(self, server: Server, options: Options, *, rows_max: int = 65536, bytes_max: int = 64 << 20) -> None:
         self._server, self._options = server, options
-        self._scanner = PageScanner(options.columns, rows_max=rows_max, bytes_max=64 << 20, gaps=options.on_gap)
+        self._scanner = PageScanner(options.columns, rows_max=rows_max, bytes_max=bytes_max, gaps=options.on_gap)
 
     def read(self, spans: Iterable[Span]) -> Iterator[pyarrow.RecordBatch]:
         """Yield batches; they end where they are full, not where a span ends."""

@@ -13,7 +13,7 @@ from topicsd.lake.pieces import Piece
 from topicsd.spark import live, plan
 from topicsd.spark.live import Span
 from topicsd.spark.options import Offsets, Options, parse, parse_sink
-from topicsd.spark.reading import look, newest, read
+from topicsd.spark.reading import SMALL, look, newest, read
 from topicsd.spark.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class BatchReader(DataSourceReader):
         return _partitions(plan.live_batch(found, self.options))
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
-        return read(self.options, partition.pieces)
+        return read(self.options, partition.pieces, SMALL)
 
 
 def _partitions(partitions: Sequence[list[Piece] | list[Span]]) -> Sequence[Pieces]:
@@ -108,4 +108,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Pieces(spans) for spans in plan.live_stream(start, end, self.options)]
 
     def read(self, partition: Pieces) -> Iterator[pyarrow.RecordBatch]:
-        return read(self.options, partition.pieces)
+        return read(self.options, partition.pieces, SMALL)
