@@ -264,6 +264,39 @@ def test_two_runs_at_once_both_count(data: Path, tmp_path: Path, monkeypatch: py
     assert {row["topic"] for row in scan(tmp_path / "to")} == {"alpha", "beta.x"}
 
 
+def test_a_reader_meets_the_newest_manifest_while_runs_prune_the_others(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = tmp_path / "to"
+    for _ in range(2):
+        run(data, to)
+    reader = topicsd.scan(to, columns=["topic", "seq"], rows_max=100)
+    begun = reader.read_next_batch().num_rows  # it has read the manifest that is about to go
+    real, left = manifest.numbers, [3]
+
+    def numbers(root: Any) -> list[int]:
+        found = real(root)
+        if left and left.pop():
+            write(data, ALPHA, rows(2004 + 10 * len(left), 3))
+            for _ in range(4):  # the listed ones are gone before they are read
+                run(data, to, prune=True)
+        return found
+
+    monkeypatch.setattr(manifest, "numbers", numbers)
+    newest = manifest.latest(to)
+    assert newest is not None and newest.number == 6 and manifest.listed(to).keys() == {4, 5, 6}
+    assert begun + reader.read_all().num_rows == 2003 + 3  # as of its manifest: files are younger than a prune's patience
+
+
+def test_topics_without_a_record_are_no_rows_and_disturb_nothing(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "to")
+    before = scan(tmp_path / "to")
+    found = manifest.latest(tmp_path / "to")
+    assert found is not None
+    empty = {"aaa": Topic("aaa", 7, ()), "zzz": Topic("zzz", 8, ())}
+    assert manifest.commit(tmp_path / "to", manifest.Manifest(2, "x", 1, found.topics | empty))
+    assert scan(tmp_path / "to") == before and scan(tmp_path / "to", topics="zzz") == []
+    assert run(data, tmp_path / "to").topics == 4 and scan(tmp_path / "to") == before
+
+
 def test_a_full_disk_commits_nothing_and_the_next_run_does_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -21,6 +21,7 @@ from fakes.exports import Lake, entry, records
 from oracle.segment_oracle import HOLE, Row
 from topicsd._native.segment import SegmentView
 from topicsd._native.segment_scan import GapError
+from topicsd.lake import manifest
 from topicsd.spark import lakes, options, payloads
 from topicsd.spark.audit import Audit, ranges_of
 from topicsd.spark.ingest import Ingest, run_here
@@ -344,7 +345,11 @@ def test_a_full_disk_fails_the_batch_and_the_next_run_brings_it(lake: Lake, monk
 
 def test_an_export_that_goes_on_and_empty_topics_disturb_nothing(lake: Lake) -> None:
     lake.write("a", records(1, 10))
-    lake.export()
+    report = lake.export()
+    found = manifest.latest(lake.to)
+    assert found is not None
+    empty = {"aaa": manifest.Topic("aaa", 7, ()), "zzz": manifest.Topic("zzz", 8, ())}
+    assert manifest.commit(lake.to, manifest.Manifest(report.manifest + 1, "x", 1, found.topics | empty))
     made = job(lake, limit=4)
     found = made.look()
     lake.write("a", records(11, 10))

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("topicsd")` and `spark.readStream.format("topicsd")` known to a session."""
-    from topicsd.spark.source import TopicsDataSource
+    from pyspark import cloudpickle
 
-    spark.dataSource.register(TopicsDataSource)
+    from topicsd.spark import shipped
+
+    cloudpickle.register_pickle_by_value(shipped)
+    spark.dataSource.register(shipped.TopicsDataSource)
