@@ -122,6 +122,15 @@ cdef class EngineCore(QueueDoor):
             failed = self.flush_group()
         return failed
 
+    def launch(self):
+        """Begin to write what was admitted in the background, behind what flies already (library mode). Tell whether something flies."""
+        with nogil:
+            if self.flying:
+                self._next_flight()
+            else:
+                self._launch()
+        return self.flying != 0
+
     def take_finished(self):
         """Return the next answer of library mode as (token, outcome, flags, first_seq, count, head), or None."""
         cdef Batch *batch

@@ -3,11 +3,18 @@ import os
 from topicsd._native.files import FileSystem
 
 class NewFile:
-    """A file that is written from front to back, synced, and only then gets its name. The calls let go of the GIL."""
+    """A file that is written from front to back, synced, and only then gets its name. The calls let go of the GIL.
 
-    size: int
+    A large one goes past the page cache where the file system can: nobody is about to read it.
+    """
+
     def __init__(self, files: FileSystem, path: str | os.PathLike[str]) -> None: ...
+    @property
+    def size(self) -> int:
+        """How many bytes it has got."""
     def write(self, part: bytes | memoryview) -> None: ...
+    def reserve(self, count: int) -> None:
+        """Have `count` bytes of room in it, zeroes to a reader."""
     def finish(self) -> None: ...
     def abort(self) -> None: ...
 

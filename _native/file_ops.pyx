@@ -2,12 +2,12 @@
 
 import os
 
-from libc.errno cimport EEXIST, ENOENT, EXDEV
+from libc.errno cimport EEXIST, ENOENT, ENOSYS, EOPNOTSUPP, EXDEV
 from libc.stdint cimport int64_t, uint64_t, uint8_t
-from posix.fcntl cimport O_CREAT, O_RDWR, O_TRUNC
-from posix.uio cimport iovec
+from libc.stdlib cimport free
 
 from topicsd._native.files cimport FileSystem
+from topicsd._native.segment_sink cimport SINK_BUFFER_BYTES, Sink, sink_close, sink_end, sink_go_direct, sink_open_as, sink_put
 
 
 cdef int checked(int64_t result, path) except -1:
@@ -17,37 +17,62 @@ cdef int checked(int64_t result, path) except -1:
 
 
 cdef class NewFile:
-    """A file that is written from front to back, synced, and only then gets its name. The calls let go of the GIL."""
+    """A file that is written from front to back, synced, and only then gets its name. The calls let go of the GIL.
+
+    A large one goes past the page cache where the file system can (direct_io.pxd): nobody is about to read it.
+    """
 
     cdef FileSystem files
     cdef bytes path, temporary
-    cdef int fd
-    cdef readonly uint64_t size
+    cdef Sink sink
+    cdef bint large
 
     def __cinit__(self, FileSystem files not None, path):
+        self.sink.fd = self.sink.direct_fd = -1
         self.files = files
         self.path = os.fsencode(path)
         self.temporary = self.path + b".tmp"
-        self.fd = files.table.open(files.table.context, self.temporary, O_RDWR | O_CREAT | O_TRUNC, 0o640)
-        checked(self.fd, path)
+        checked(sink_open_as(&self.sink, &files.table, self.temporary, 0o640), path)
 
     def __dealloc__(self):
-        if self.fd >= 0:
-            os.close(self.fd)
+        if self.sink.direct_fd >= 0:
+            os.close(self.sink.direct_fd)
+        if self.sink.fd >= 0:
+            os.close(self.sink.fd)
+        free(self.sink.buffer)
+
+    @property
+    def size(self):
+        """How many bytes it has got."""
+        return sink_end(&self.sink)
 
     def write(self, part not None):
         """Write bytes, or anything that shows its bytes, at the end."""
-        cdef iovec one
         cdef int64_t result
+        cdef const char *name = self.temporary
         cdef const uint8_t[::1] shown = part
-        one.iov_len = shown.shape[0]
-        if one.iov_len == 0:
+        cdef uint64_t count = shown.shape[0]
+        if count == 0:
             return
-        one.iov_base = <void *>&shown[0]
         with nogil:
-            result = self.files.table.pwritev(self.files.table.context, self.fd, &one, 1, self.size)
+            if not self.large and sink_end(&self.sink) + count > <uint64_t>SINK_BUFFER_BYTES:
+                self.large = True
+                sink_go_direct(&self.sink, name)
+            result = sink_put(&self.sink, &shown[0], count)
         checked(result, self.path)
-        self.size += one.iov_len
+
+    def reserve(self, uint64_t count):
+        """Have `count` bytes of room in it, zeroes to a reader."""
+        cdef int64_t result
+        cdef bytes zeroes
+        with nogil:
+            result = self.files.table.fallocate(self.files.table.context, self.sink.fd, 0, count)
+        if result == -EOPNOTSUPP or result == -ENOSYS:
+            zeroes = bytes(SINK_BUFFER_BYTES)
+            while self.size < count:
+                self.write(zeroes[:count - self.size])
+        else:
+            checked(result, self.path)
 
     def finish(self):
         """Sync it, give it its name, sync the folder."""
@@ -57,10 +82,7 @@ cdef class NewFile:
         cdef const char *new_name = self.path
         cdef const char *above = folder
         with nogil:
-            result = self.files.table.fsync(self.files.table.context, self.fd)
-            if result >= 0:
-                result = self.files.table.close(self.files.table.context, self.fd)
-                self.fd = -1
+            result = sink_close(&self.sink, True)
             if result >= 0:
                 result = self.files.table.rename(self.files.table.context, old_name, new_name)
             if result >= 0:
@@ -69,9 +91,7 @@ cdef class NewFile:
 
     def abort(self):
         """Give it up."""
-        if self.fd >= 0:
-            self.files.table.close(self.files.table.context, self.fd)
-            self.fd = -1
+        sink_close(&self.sink, False)
         self.files.table.unlink(self.files.table.context, self.temporary)
 
 

@@ -16,11 +16,21 @@ from posix.uio cimport iovec
 cdef enum:
     IOV_PARTS_MAX = 1024
 
+ctypedef struct Flight:
+    uint64_t aio       # the kernel's context, 0: none yet
+    int fd
+    const void *bytes
+    uint64_t length, offset
+    int64_t result     # of a watched write: it is done when it starts
+
 ctypedef struct Files:
     void *context  # handed to each function as its first argument; borrowed from the FileSystem that owns the table
     int (*open)(void *context, const char *path, int flags, int mode) noexcept nogil
     int (*close)(void *context, int fd) noexcept nogil
     int64_t (*pwritev)(void *context, int fd, const iovec *parts, int count, uint64_t offset) noexcept nogil
+    # One write in the background. 0: it goes on, and `end_write` waits for it; -ENOSYS: this machine has no such writes; -errno
+    int (*start_write)(void *context, Flight *flight, int fd, const void *bytes, uint64_t length, uint64_t offset) noexcept nogil
+    int64_t (*end_write)(void *context, Flight *flight) noexcept nogil    # like pwritev
     int64_t (*pread)(void *context, int fd, void *destination, uint64_t bytes, uint64_t offset) noexcept nogil
     int (*fdatasync)(void *context, int fd) noexcept nogil
     int (*fsync)(void *context, int fd) noexcept nogil
@@ -34,6 +44,9 @@ ctypedef struct Files:
 
 # The shipped table: static, never freed.
 cdef const Files *real_files() noexcept nogil
+
+# Give the kernel's context back. After end_write.
+cdef void flight_close(Flight *flight) noexcept nogil
 
 # A table with an owner. `FileSystem()` is the real one; a subclass fills `table` with its own functions and `context` with itself, and must
 # outlive whoever holds `&table`.

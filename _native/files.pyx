@@ -3,8 +3,9 @@
 import sys
 import traceback
 
-from libc.errno cimport EINTR, EIO, errno
+from libc.errno cimport EINTR, EIO, ENOSYS, errno
 from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
 from posix.fcntl cimport O_DIRECTORY, O_RDONLY, open as posix_open
 from posix.stat cimport fstat, mkdir as posix_mkdir, struct_stat
 from posix.types cimport mode_t, off_t
@@ -19,11 +20,31 @@ cdef extern from *:
     #endif
     #include <fcntl.h>
     #include <stdio.h>
+    #include <linux/aio_abi.h>
     #include <linux/falloc.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
     static inline int linux_fallocate(int fd, int mode, off_t offset, off_t bytes) { return fallocate(fd, mode, offset, bytes); }
+    static inline int aio_setup(aio_context_t *context) { return syscall(SYS_io_setup, 2, context); }
+    static inline int aio_destroy(aio_context_t context) { return syscall(SYS_io_destroy, context); }
+    static inline int aio_write(aio_context_t context, int fd, const void *bytes, unsigned long length, long long offset) {
+        struct iocb one = {.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = fd, .aio_buf = (unsigned long)bytes, .aio_nbytes = length,
+                           .aio_offset = offset}, *list = &one;
+        return syscall(SYS_io_submit, context, 1, &list);
+    }
+    static inline int aio_wait(aio_context_t context, long long *result) {
+        struct io_event event;
+        int count = syscall(SYS_io_getevents, context, 1, 1, &event, NULL);
+        *result = count == 1 ? event.res : 0;
+        return count;
+    }
     #define PUNCH_MODE (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
     """
     int linux_fallocate(int fd, int mode, off_t offset, off_t bytes) nogil
+    int aio_setup(unsigned long *context) nogil
+    int aio_destroy(unsigned long context) nogil
+    int aio_write(unsigned long context, int fd, const void *bytes, unsigned long length, long long offset) nogil
+    int aio_wait(unsigned long context, long long *result) nogil
     const int PUNCH_MODE
 
 cdef extern from "<stdio.h>" nogil:
@@ -31,6 +52,7 @@ cdef extern from "<stdio.h>" nogil:
 
 cdef extern from "<fcntl.h>" nogil:
     const int O_CLOEXEC
+    const int O_DIRECT
 
 
 # ---- the shipped functions ------------------------------------------------------------------------------------------
@@ -91,6 +113,37 @@ cdef int64_t real_pwritev(void *context, int fd, const iovec *parts, int count, 
             total += <uint64_t>rest
             first += 1
     return <int64_t>total
+
+
+cdef int real_start_write(void *context, Flight *flight, int fd, const void *bytes, uint64_t length, uint64_t offset) noexcept nogil:
+    cdef unsigned long made = 0
+    if flight.aio == 0:
+        if aio_setup(&made) != 0:
+            return -ENOSYS      # too many of them on this machine, or a sandbox without
+        flight.aio = made
+    flight.fd, flight.bytes, flight.length, flight.offset = fd, bytes, length, offset
+    while aio_write(<unsigned long>flight.aio, fd, bytes, length, <long long>offset) != 1:
+        if errno != EINTR:
+            return -errno
+    return 0
+
+
+cdef int64_t real_end_write(void *context, Flight *flight) noexcept nogil:
+    cdef long long wrote = 0
+    cdef int64_t rest
+    while aio_wait(<unsigned long>flight.aio, &wrote) != 1:
+        if errno != EINTR:
+            return -errno
+    if wrote <= 0 or <uint64_t>wrote == flight.length:
+        return wrote if wrote else -EIO
+    rest = write_rest(flight.fd, <const char *>flight.bytes + wrote, flight.length - <uint64_t>wrote, flight.offset + <uint64_t>wrote)
+    return rest if rest < 0 else <int64_t>flight.length
+
+
+cdef void flight_close(Flight *flight) noexcept nogil:
+    if flight.aio:
+        aio_destroy(<unsigned long>flight.aio)
+    memset(flight, 0, sizeof(Flight))
 
 
 cdef int64_t real_pread(void *context, int fd, void *destination, uint64_t bytes, uint64_t offset) noexcept nogil:
@@ -169,6 +222,8 @@ REAL.context = NULL
 REAL.open = real_open
 REAL.close = real_close
 REAL.pwritev = real_pwritev
+REAL.start_write = real_start_write
+REAL.end_write = real_end_write
 REAL.pread = real_pread
 REAL.fdatasync = real_fdatasync
 REAL.fsync = real_fsync
@@ -209,6 +264,8 @@ cdef class WatchedFiles(FileSystem):
         self.table.open = watched_open
         self.table.close = watched_close
         self.table.pwritev = watched_pwritev
+        self.table.start_write = watched_start_write
+        self.table.end_write = watched_end_write
         self.table.pread = watched_pread
         self.table.fdatasync = watched_fdatasync
         self.table.fsync = watched_fsync
@@ -251,7 +308,7 @@ cdef int watched_open(void *context, const char *path, int flags, int mode) noex
     cdef tuple call = ("open", <bytes>path, flags, mode)
     cdef int64_t verdict = files.asked(call)
     if verdict == 0:
-        verdict = real_open(NULL, path, flags, mode)
+        verdict = real_open(NULL, path, flags & ~O_DIRECT, mode)     # what is cut short must be written all the same
     return <int>files.told(call, verdict)
 
 
@@ -269,6 +326,18 @@ cdef int64_t watched_pwritev(void *context, int fd, const iovec *parts, int coun
             files.told(("pwritev", fd, offset, data[:done]), done)
         verdict = -EIO
     return verdict
+
+
+cdef int watched_start_write(void *context, Flight *flight, int fd, const void *bytes, uint64_t length, uint64_t offset) noexcept with gil:
+    cdef iovec whole
+    whole.iov_base = <void *>bytes
+    whole.iov_len = length
+    flight.result = watched_pwritev(context, fd, &whole, 1, offset)
+    return 0
+
+
+cdef int64_t watched_end_write(void *context, Flight *flight) noexcept nogil:
+    return flight.result
 
 
 cdef int64_t watched_pread(void *context, int fd, void *destination, uint64_t bytes, uint64_t offset) noexcept with gil:

@@ -26,6 +26,11 @@ static __attribute__((target("avx2"), noinline, unused)) uint64_t xxh3_64_wide(c
 {
     return XXH3_hashLong_64b_internal(bytes, length, XXH3_kSecret, sizeof(XXH3_kSecret), XXH3_accumulate_avx2, XXH3_scrambleAcc_avx2);
 }
+
+static __attribute__((target("avx2"), noinline, unused)) uint64_t xxh3_64_seeded_wide(const void *bytes, size_t length, uint64_t seed)
+{
+    return XXH3_hashLong_64b_withSeed_internal(bytes, length, seed, XXH3_accumulate_avx2, XXH3_scrambleAcc_avx2, XXH3_initCustomSecret_scalar);
+}
 #endif
 
 static inline uint64_t xxh3_64(const void *bytes, size_t length)
@@ -39,6 +44,10 @@ static inline uint64_t xxh3_64(const void *bytes, size_t length)
 
 static inline uint64_t xxh3_64_seeded(const void *bytes, size_t length, uint64_t seed)
 {
+#ifdef XXH_DISPATCH_AVX2
+    if (length >= HASH_WIDE_BYTES_MIN && __builtin_cpu_supports("avx2"))
+        return xxh3_64_seeded_wide(bytes, length, seed);
+#endif
     return XXH3_64bits_withSeed(bytes, length, seed);
 }
 

@@ -162,7 +162,8 @@ struct worker_line { /* one per ring slot; written by that worker only, unless s
     uint64_t errors_5xx;
     uint64_t native_append, native_diff, native_state; /* of native_requests */
     uint64_t maps_swept; /* what files_retired was when this process last unmapped what is retired */
-    uint64_t reserved[15];
+    uint64_t native_claim, native_ack, native_nack, native_extend; /* of native_requests */
+    uint64_t reserved[11];
 };
 _Static_assert(sizeof(struct worker_line) == 256, "worker line");
 
@@ -178,7 +179,8 @@ struct shard_line { /* writer */
     uint64_t fsync_us_sum, fsync_us_count;
     uint64_t fsync_bucket[FSYNC_BUCKETS];
     uint64_t quarantined; /* bytes in damaged ranges */
-    uint64_t reserved[25];
+    uint64_t direct_bytes; /* of bytes_written: past the page cache */
+    uint64_t reserved[24];
 };
 _Static_assert(sizeof(struct shard_line) == 512, "shard line");
 

@@ -186,7 +186,11 @@ cdef extern from "layout.h" nogil:
         uint64_t native_diff
         uint64_t native_state
         uint64_t maps_swept
-        uint64_t reserved[15]
+        uint64_t native_claim
+        uint64_t native_ack
+        uint64_t native_nack
+        uint64_t native_extend
+        uint64_t reserved[11]
 
     ctypedef struct shard_line "struct shard_line":
         uint64_t written
@@ -205,7 +209,8 @@ cdef extern from "layout.h" nogil:
         uint64_t fsync_us_count
         uint64_t fsync_bucket[FSYNC_BUCKETS]
         uint64_t quarantined
-        uint64_t reserved[25]
+        uint64_t direct_bytes
+        uint64_t reserved[24]
 
     ctypedef struct control "struct control":
         uint32_t magic

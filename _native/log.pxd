@@ -7,7 +7,7 @@
 #   position -> file: the row with the greatest first_position <= position; offset in the file = position - first_position.
 #
 # Three threads of the writer process touch a Shard, and no one else:
-#   writer    place, queue, flush, cancel, ask_sync, mark, void_after, resume, start   (one thread, never two at once)
+#   writer    place, queue, expect_reader, launch, land, flush, cancel, ask_sync, mark, void_after, resume, start   (one thread, never two at once)
 #   syncer    sync_loop (or sync_once from the writer's thread in library mode)
 #   preparer  prepare_loop (or prepare_once)
 #
@@ -25,6 +25,9 @@
 #
 # Group: place (reserve a position, perhaps rotate) -> stamp and seal the frame -> queue -> ... -> flush. Memory of queued frames belongs to
 # the caller and must stay until flush or cancel. Frames are queued in the order in which they were placed.
+#
+# Flight: a large group may be written in the background (launch, land) while the next one gathers behind it in the same file. Only one flies;
+# a frame that does not fit into the file waits for it (LOG_FLUSH_FIRST).
 #
 # Failure: a failed write or sync poisons the shard (`line.read_only` = errno). `written` stays, so nothing of the failed group counts; its
 # bytes may be in the file all the same. `void_after` or `resume` makes them void by a new file whose START says where the good data ends.
@@ -71,6 +74,15 @@ cdef class Shard:
     cdef void queue(self, const void *frame, uint32_t bytes) noexcept nogil
     # Write the group. 0, or -errno (poisoned; the group is forgotten).
     cdef int flush(self) noexcept nogil
+    # Keep the group in memory: somebody is about to read it. Until the next flush, cancel or failure.
+    cdef void expect_reader(self) noexcept nogil
+    # Begin to write a large group in the background, where that is possible: 1, and the next group may gather meanwhile; `written` moves, and
+    # frames count, when it has landed. 0: nothing has happened, flush it. -errno as flush.
+    cdef int launch(self) noexcept nogil
+    # Whether a group is on its way.
+    cdef bint flies(self) noexcept nogil
+    # Wait for it. 0, or -errno: poisoned, and what has gathered behind it is forgotten too. `flush` does it first by itself.
+    cdef int land(self) noexcept nogil
     # Forget what was placed and queued since the last flush.
     cdef void cancel(self) noexcept nogil
     # Bytes placed and not yet flushed.
@@ -109,6 +121,14 @@ cdef class Shard:
     # private
     cdef void close_files(self) noexcept nogil
     cdef void drop_unqueued(self) noexcept nogil
+    cdef void fill_page(self) noexcept nogil
+    cdef void choose_way(self) noexcept nogil
+    cdef uint64_t first_page(self) noexcept nogil
+    cdef int64_t write_head(self) noexcept nogil
+    cdef void empty_group(self) noexcept nogil
+    cdef void count_written(self, uint64_t start, uint64_t end, uint32_t frames) noexcept nogil
+    cdef int64_t write_group(self) noexcept nogil
+    cdef void write_mark_frame(self, frame_header *frame, uint32_t bytes, uint64_t ts, uint64_t position) noexcept nogil
     cdef void forget_group(self) noexcept nogil
     cdef void begin_file_group(self) noexcept nogil
     cdef void poison_with(self, int error) noexcept nogil

@@ -25,6 +25,8 @@ class Shard:
         file_bytes: int = 64 << 20,
         reserve_bytes: int | None = None,
         group_commit_ms: float = 5.0,
+        direct_io: bool = True,
+        direct_always: int = 0,
     ) -> None: ...
     def start(self, report: WalkReport, *, generation: int = 1, boot_id: bytes = ...) -> None:
         """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable. Raises OSError."""

@@ -14,6 +14,9 @@ from topicsd._native.atomics cimport (
     add_32, cas_64, clock_mono_ns, clock_wall_ms, fence_seq_cst, futex_wait, futex_wake, load_acquire_64, load_relaxed_64, load_seq_cst_32,
     load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
 )
+from topicsd._native.direct_io cimport (
+    DIRECT_FLIGHT_BYTES, DIRECT_LEAST_BYTES, DIRECT_UNSUPPORTED, DirectWrites, direct_close, direct_compare, direct_end, direct_forget, direct_open,
+    direct_start, direct_wanted, direct_write)
 from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem, real_files
 from topicsd._native.frame cimport frame_body, frame_seal
 from topicsd._native.layout cimport (
@@ -41,6 +44,8 @@ cdef enum:
     FIRST_BYTES_LEAST = 256 << 10     # of the same file on a full disk
     PATH_BYTES = 4096
     PREPARE_RETRY_NS = 200 * 1000000
+    WAY_DIRECT = 1
+    WAY_CACHED = 2
     IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
     ARMED_IDLE = 1                    # the syncer sleeps until something is written
     ARMED_TIMED = 2                   # it sleeps to the end of the interval; only ask_sync may wake it
@@ -66,6 +71,12 @@ cdef struct ShardState:
     iovec part[PARTS_MAX]
     uint8_t start_frame[LOG_START_BYTES]
     uint8_t mark_frame[64]
+    uint8_t fill_frame[PAGE_BYTES + 64]  # a MARK that fills the last page of a large group
+    DirectWrites direct
+    uint64_t flight_start, flight_end  # a group that is being written in the background; 0: none
+    uint32_t flight_frames
+    int way                           # of the group: 0 not decided, WAY_DIRECT, WAY_CACHED
+    bint keep_cached                  # somebody seems to read what this group holds
     uint64_t frames_end               # position after the last frame that is not a mark
     uint64_t stamped                  # highest `synced` that a queued frame carries
     # shared by the threads
@@ -198,7 +209,8 @@ cdef class Shard:
     """
 
     def __cinit__(self, directory, int number=0, FileSystem files=None, *, uint64_t first_file_bytes=16 << 20, uint64_t file_bytes=64 << 20,
-                  reserve_bytes=None, double group_commit_ms=5.0):
+                  reserve_bytes=None, double group_commit_ms=5.0, bint direct_io=True,
+                  int direct_always=0):
         if min(first_file_bytes, file_bytes) < PAGE_BYTES or first_file_bytes % PAGE_BYTES or file_bytes % PAGE_BYTES:
             raise ValueError(f"log files are whole pages of {PAGE_BYTES} bytes")
         self.directory = os.fsencode(directory)
@@ -221,6 +233,8 @@ cdef class Shard:
         self.state.file_bytes = file_bytes
         self.state.reserve_bytes = min(8 << 20, min(first_file_bytes, file_bytes) // 4) if reserve_bytes is None else reserve_bytes
         self.state.group_commit_ns = <uint64_t>(group_commit_ms * 1e6)
+        direct_open(&self.state.direct, direct_io)
+        self.state.direct.always = direct_always
         pthread_mutex_init(&self.state.lock, NULL)
         pthread_mutex_init(&self.state.sync_lock, NULL)
         pthread_mutex_init(&self.state.make_lock, NULL)
@@ -250,6 +264,10 @@ cdef class Shard:
     cdef void close_files(self) noexcept nogil:
         cdef ShardState *s = self.state
         cdef uint32_t k
+        cdef iovec rest
+        if s.flight_end:
+            direct_end(&s.direct, s.files, &rest)       # never answered: it may be there or not
+            s.flight_end = 0
         for k in range(s.tail_count):
             s.files.close(s.files.context, s.tail[k].fd)
         s.tail_count = 0
@@ -257,6 +275,7 @@ cdef class Shard:
             s.files.close(s.files.context, s.prepared.fd)
         if s.void_end:
             s.files.close(s.files.context, s.void_file.fd)
+        direct_close(&s.direct, s.files)
         s.prepared_ready = s.void_end = 0
         s.running = False
 
@@ -276,7 +295,7 @@ cdef class Shard:
         return load_acquire_64(&self.line.written) > load_acquire_64(&self.line.synced)
 
     cdef uint64_t unflushed(self) noexcept nogil:
-        return self.state.end - self.state.group_start if self.state.placed else 0
+        return self.state.end - self.written() if self.state.placed or self.state.flight_end else 0
 
     cdef int refuses(self) noexcept nogil:
         if load_acquire_64(&self.state.poison):
@@ -292,7 +311,7 @@ cdef class Shard:
         self.drop_unqueued()
         left = s.current.first_position + s.current.bytes - s.end
         if frame_bytes > left or s.placed >= PARTS_MAX - 1:
-            if s.placed:
+            if s.placed or s.flight_end:
                 return LOG_FLUSH_FIRST
             result = self.have_next(frame_bytes)
             if result == 0:
@@ -336,36 +355,174 @@ cdef class Shard:
 
     cdef int flush(self) noexcept nogil:
         cdef ShardState *s = self.state
-        cdef uint64_t offset = s.group_start - s.current.first_position
-        cdef uint32_t done = 0
-        cdef int count
         cdef int64_t result
+        if s.flight_end:
+            result = self.land()
+            if result < 0:
+                return <int>result
         self.drop_unqueued()
         if not s.placed:
             return 0
         if load_acquire_64(&s.poison):
             self.forget_group()
             return -EROFS
-        while done < s.parts:
-            count = min(<int>IOV_PARTS_MAX, <int>(s.parts - done))
-            result = s.files.pwritev(s.files.context, s.current.fd, &s.part[done], count, offset)
-            if result < 0:
-                self.poison_with(<int>-result)
-                self.forget_group()
-                return <int>result
-            offset += <uint64_t>result
-            done += count
-        self.line.frames += s.queued
+        self.choose_way()
+        result = self.write_group()
+        if result < 0:
+            self.poison_with(<int>-result)
+            self.forget_group()
+            return <int>result
+        self.count_written(s.group_start, s.end, s.queued)
+        self.empty_group()
+        return 0
+
+    cdef void count_written(self, uint64_t start, uint64_t end, uint32_t frames) noexcept nogil:
+        cdef ShardState *s = self.state
+        self.line.frames += frames
         self.line.batches += 1
-        self.line.bytes_written += s.end - s.group_start
-        s.placed = s.queued = s.parts = 0
-        s.group_has_start = False
-        store_release_64(&self.line.written, s.end)
+        self.line.bytes_written += end - start
+        self.line.direct_bytes = s.direct.bytes
+        store_release_64(&self.line.written, end)
         fence_seq_cst()
         if load_seq_cst_32(&s.sync_armed) == ARMED_IDLE:
             add_32(&s.sync_bell, 1)
             futex_wake(&s.sync_bell, 1)
+
+    cdef void empty_group(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        s.placed = s.queued = s.parts = 0
+        s.group_has_start = s.keep_cached = False
+        s.way = 0
+
+    cdef void choose_way(self) noexcept nogil:
+        # Of a large group, once: a second look would count twice.
+        cdef ShardState *s = self.state
+        if s.way:
+            return
+        s.way = WAY_CACHED
+        if s.keep_cached or s.direct.refused:
+            return
+        if s.end - s.group_start >= <uint64_t>DIRECT_LEAST_BYTES or s.direct.always > 1:
+            self.fill_page()
+            if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page()):
+                s.way = WAY_DIRECT
+
+    cdef uint64_t first_page(self) noexcept nogil:
+        # The first page that is the group's alone.
+        return whole_pages(self.state.group_start)
+
+    cdef int64_t write_head(self) noexcept nogil:
+        # What stands before that page; the page cache has the rest of it.
+        cdef ShardState *s = self.state
+        cdef uint8_t head[PAGE_BYTES]
+        cdef uint64_t left = self.first_page() - s.group_start, filled = 0, size
+        cdef iovec whole
+        cdef uint32_t k = 0
+        if left == 0:
+            return 0
+        while filled < left:
+            size = min(<uint64_t>s.part[k].iov_len, left - filled)
+            memcpy(head + filled, s.part[k].iov_base, size)
+            filled += size
+            k += 1
+        whole.iov_base = head
+        whole.iov_len = left
+        return s.files.pwritev(s.files.context, s.current.fd, &whole, 1, s.group_start - s.current.first_position)
+
+    cdef int launch(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef char path[PATH_BYTES]
+        cdef int64_t result
+        self.drop_unqueued()
+        if not s.placed or s.flight_end or load_acquire_64(&s.poison):
+            return 0
+        self.choose_way()
+        if s.way != WAY_DIRECT or s.end - s.group_start > <uint64_t>DIRECT_FLIGHT_BYTES:
+            return 0
+        path_of(s, s.current.first_position, True, path)
+        result = self.write_head()
+        if result >= 0:
+            result = direct_start(&s.direct, s.files, path, s.part, s.parts, self.first_page() - s.group_start,
+                                  self.first_page() - s.current.first_position)
+        if result == DIRECT_UNSUPPORTED:
+            return 0
+        if result < 0:
+            self.poison_with(<int>-result)      # the flush finds it, and forgets the group
+            return <int>result
+        s.flight_start, s.flight_end, s.flight_frames = s.group_start, s.end, s.queued
+        self.empty_group()
+        s.group_start = s.queued_end = s.end
+        return 1
+
+    cdef bint flies(self) noexcept nogil:
+        return self.state.flight_end != 0
+
+    cdef int land(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t end = s.flight_end
+        cdef iovec rest
+        cdef int64_t result
+        if end == 0:
+            return 0
+        result = direct_end(&s.direct, s.files, &rest)
+        if result == DIRECT_UNSUPPORTED:
+            result = s.files.pwritev(s.files.context, s.current.fd, &rest, 1, whole_pages(s.flight_start) - s.current.first_position)
+        s.flight_end = 0
+        if result < 0:
+            self.poison_with(<int>-result)
+            s.group_start = s.flight_start      # what has gathered behind it goes with it
+            s.placed = max(s.placed, <uint32_t>1)
+            self.forget_group()
+            return <int>result
+        self.count_written(s.flight_start, end, s.flight_frames)
         return 0
+
+    cdef void expect_reader(self) noexcept nogil:
+        self.state.keep_cached = True
+
+    cdef void fill_page(self) noexcept nogil:
+        # A large group ends on a page: the next one begins there, and can go past the page cache.
+        cdef ShardState *s = self.state
+        cdef frame_header *frame = <frame_header *>&s.fill_frame[0]
+        cdef uint64_t left = s.current.first_position + s.current.bytes - s.end
+        cdef uint64_t fill = left % PAGE_BYTES          # files are whole pages
+        if fill and fill < FRAME_HEADER_BYTES:
+            fill += PAGE_BYTES
+        if fill == 0 or fill > left or (left - fill < s.reserve_bytes and not load_acquire_64(&s.prepared_ready)):
+            return
+        memset(frame, 0, fill)
+        self.write_mark_frame(frame, <uint32_t>fill, clock_wall_ms(), s.end)
+        s.placed += 1
+        s.end += fill
+        self.queue(frame, <uint32_t>fill)
+
+    cdef int64_t write_group(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t offset = s.group_start - s.current.first_position
+        cdef uint64_t bytes = s.end - s.group_start
+        cdef uint64_t began
+        cdef char path[PATH_BYTES]
+        cdef uint32_t done = 0
+        cdef int count
+        cdef int64_t result
+        if s.way == WAY_DIRECT:
+            path_of(s, s.current.first_position, True, path)
+            result = self.write_head()
+            if result >= 0:
+                result = direct_write(&s.direct, s.files, path, s.part, s.parts, self.first_page() - s.group_start,
+                                      self.first_page() - s.current.first_position)
+            if result != DIRECT_UNSUPPORTED:
+                return result
+        began = clock_mono_ns()
+        while done < s.parts:
+            count = min(<int>IOV_PARTS_MAX, <int>(s.parts - done))
+            result = s.files.pwritev(s.files.context, s.current.fd, &s.part[done], count, offset)
+            if result < 0:
+                return result
+            offset += <uint64_t>result
+            done += count
+        direct_compare(&s.direct, bytes, clock_mono_ns() - began)
+        return <int64_t>bytes
 
     cdef void cancel(self) noexcept nogil:
         # A new file's START stays: the file is in the table already.
@@ -381,8 +538,7 @@ cdef class Shard:
         cdef ShardState *s = self.state
         if s.placed:
             s.end = s.queued_end = s.group_start
-        s.placed = s.queued = s.parts = 0
-        s.group_has_start = False
+        self.empty_group()
 
     cdef void begin_file_group(self) noexcept nogil:
         cdef ShardState *s = self.state
@@ -456,6 +612,7 @@ cdef class Shard:
         store_relaxed_64(&s.lasted_ns, now_ns - s.rotated_ns if s.rotated_ns else 0)
         s.rotated_ns = now_ns
         s.current = s.prepared
+        direct_forget(&s.direct, s.files)
         s.want_first = s.current.first_position + s.current.bytes
         store_release_64(&s.prepared_ready, 0)
         pthread_mutex_unlock(&s.make_lock)
@@ -483,7 +640,7 @@ cdef class Shard:
         cdef frame_header *frame = <frame_header *>&s.mark_frame[0]
         cdef uint64_t position, synced = self.synced()
         cdef int result
-        if s.placed or s.stamped >= s.frames_end or synced < s.frames_end or load_acquire_64(&s.poison):
+        if s.placed or s.flight_end or s.stamped >= s.frames_end or synced < s.frames_end or load_acquire_64(&s.poison):
             return 0
         if FRAME_HEADER_BYTES > s.current.first_position + s.current.bytes - s.end and not load_acquire_64(&s.prepared_ready):
             return 0  # a mark is never a reason to wait
@@ -491,17 +648,20 @@ cdef class Shard:
         if result != 0:
             return result
         memset(s.mark_frame, 0, FRAME_HEADER_BYTES)
-        frame.magic = FRAME_MAGIC
-        frame.length = FRAME_HEADER_BYTES
-        frame.type = FRAME_MARK
-        frame.shard = s.number
-        frame.ts = ts
-        frame.synced = synced
-        frame.position = position
-        frame_seal(frame)
+        self.write_mark_frame(frame, FRAME_HEADER_BYTES, ts, position)
         self.queue(frame, FRAME_HEADER_BYTES)
         result = self.flush()
         return 1 if result == 0 else result
+
+    cdef void write_mark_frame(self, frame_header *frame, uint32_t bytes, uint64_t ts, uint64_t position) noexcept nogil:
+        frame.magic = FRAME_MAGIC
+        frame.length = bytes
+        frame.type = FRAME_MARK
+        frame.shard = self.state.number
+        frame.ts = ts
+        frame.synced = self.synced()
+        frame.position = position
+        frame_seal(frame)
 
     # ---- the preparer ---------------------------------------------------------------------------------------------------
 
@@ -749,6 +909,7 @@ cdef class Shard:
         if s.tail_count > LOG_UNSYNCED_FILES_MAX - 1 and self.sync_pass() < 0:
             return -EROFS
         s.current = s.void_file
+        direct_forget(&s.direct, s.files)
         s.end = s.group_start = s.queued_end = s.frames_end = s.void_end
         s.void_end = 0
         pthread_mutex_lock(&s.lock)
@@ -978,7 +1139,8 @@ cdef class Shard:
         return {
             "written": line.written, "synced": line.synced, "read_only": line.read_only, "files": line.files, "frames": line.frames,
             "batches": line.batches, "fsyncs": line.fsyncs, "bytes_written": line.bytes_written, "rotations": line.rotations,
-            "fsync_us_sum": line.fsync_us_sum, "fsync_us_count": line.fsync_us_count, "quarantined": line.quarantined,
+            "direct_bytes": line.direct_bytes, "fsync_us_sum": line.fsync_us_sum, "fsync_us_count": line.fsync_us_count,
+            "quarantined": line.quarantined,
             "fsync_bucket": [line.fsync_bucket[k] for k in range(FSYNC_BUCKETS)],
         }
 

@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 from topicsd._native.atomics cimport clock_wall_ms, load_acquire_64
 from topicsd._native.hot_routes cimport HAND_ON, SERVED, is_system, submitted_call
 from topicsd._native.http cimport HEAD_CLOSE, HEAD_GZIP, ROUTE_ACK, ROUTE_CLAIM, ROUTE_NACK
-from topicsd._native.hub cimport Hub, bump
+from topicsd._native.hub cimport Hub
 from topicsd._native.layout cimport NO_SLOT, OUTCOME_OK, TOPIC_QUEUE
 from topicsd._native.port cimport completed
 from topicsd._native.queue_wire cimport LEASE_ACK, LEASE_CLAIM, LEASE_EXTEND, LEASE_RELEASE
@@ -22,6 +22,14 @@ cdef inline uint32_t verb_of(uint32_t route) noexcept nogil:
     if route == <uint32_t>ROUTE_CLAIM:
         return LEASE_CLAIM
     return LEASE_ACK if route == <uint32_t>ROUTE_ACK else LEASE_RELEASE if route == <uint32_t>ROUTE_NACK else LEASE_EXTEND
+
+
+cdef inline uint64_t *counter_of(Hub hub, uint32_t route) noexcept nogil:
+    if route == <uint32_t>ROUTE_CLAIM:
+        return &hub.line.native_claim
+    if route == <uint32_t>ROUTE_ACK:
+        return &hub.line.native_ack
+    return &hub.line.native_nack if route == <uint32_t>ROUTE_NACK else &hub.line.native_extend
 
 
 cdef uint64_t _guessed_bytes(Hub hub, uint32_t route, uint32_t name_bytes) noexcept nogil:
@@ -64,10 +72,7 @@ cdef int serve_work(Answers line, uint32_t route, const uint8_t *at, uint64_t he
     call.close = head.flags & HEAD_CLOSE != 0
     call.name_bytes = name_bytes
     memcpy(call.name, name, name_bytes)
-    bump(&hub.line.requests, 1)
-    bump(&hub.line.native_requests, 1)
-    bump(&hub.line.inflight, 1)
-    bump(&hub.line.bytes_in, head.length)
+    hub.count_in(counter_of(hub, route), head.length)
     hub.ask(route, at, head)
     submitted_call(line, call)
     return SERVED

@@ -39,7 +39,7 @@ _SHARD_WORDS = (
     "fsync_us_count").split()
 _WORKER_WORDS = (
     "pid incarnation requests native_requests bytes_in bytes_out records_in records_out inflight connections long_polls throttled "
-    "errors_5xx native_append native_diff native_state maps_swept").split()
+    "errors_5xx native_append native_diff native_state maps_swept native_claim native_ack native_nack native_extend").split()
 
 
 cdef void *mapped(uint64_t size, bint in_dumps, bint twice) except NULL:
@@ -153,9 +153,10 @@ cdef class Shared:
         self.fields["segments_bytes"] = <size_t>&c.segments_bytes - <size_t>c
         self.shard_fields = {name: 8 * n for n, name in enumerate(_SHARD_WORDS)}
         self.shard_fields["quarantined"] = <size_t>&s.quarantined - <size_t>s
+        self.shard_fields["direct_bytes"] = <size_t>&s.direct_bytes - <size_t>s
         self.worker_fields = {name: 8 * n for n, name in enumerate(_WORKER_WORDS)}
         assert self.shard_fields["fsync_us_count"] == <size_t>&s.fsync_us_count - <size_t>s
-        assert self.worker_fields["errors_5xx"] == <size_t>&w.errors_5xx - <size_t>w
+        assert self.worker_fields["native_extend"] == <size_t>&w.native_extend - <size_t>w
         return 0
 
     def __dealloc__(self):

@@ -8,12 +8,15 @@
 # A router's copy is sealed as its readers see it, so that its source's log may go: without node or tag, with its origin (exactly once) in its
 # meta. The latter makes it longer than its index entry in the tail says: its row has ROW_ORIGINS, and the writer counts its bytes anew.
 #
+# Large frames that are not in memory (written past the page cache, or long ago) are read into a window of the sealer's own, past the page cache
+# too: a backlog that is sealed then takes no memory from what people read.
+#
 # Owner: one thread, the keeper's.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.copies cimport Origin
 from topicsd._native.files cimport FileSystem
-from topicsd._native.layout cimport index_entry, record_entry, segment_body
+from topicsd._native.layout cimport frame_header, index_entry, record_entry, segment_body
 from topicsd._native.maps cimport Map, Maps
 from topicsd._native.regions cimport Shared
 from topicsd._native.segment_build cimport SegmentBuilder, SegmentRecord
@@ -50,6 +53,13 @@ cdef class Sealer:
     cdef uint64_t pending
     cdef uint8_t *copy                # a router's copy as its readers see it
     cdef uint64_t copy_room
+    cdef uint8_t *window              # log bytes of one shard; records that are gathered may point into it
+    cdef uint64_t window_room, window_first, window_bytes      # positions; 0 bytes: nothing
+    cdef uint32_t window_shard
+    cdef int window_fd                # of the log file that was read last; -1: none, -2: this file system is read through maps alone
+    cdef uint64_t window_file         # its first position
+    cdef bint frame_in_window         # the frame that was verified last stands in it
+    cdef const uint8_t *warm_page     # of a map: seen in memory
     cdef uint32_t copy_shard          # the frame that was verified last for a copy
     cdef uint64_t copy_first, copy_end
 
@@ -57,13 +67,20 @@ cdef class Sealer:
     cdef int finish(self, segment_body *body) except -1
     cdef void reset(self) noexcept nogil
     cdef int start(self) noexcept nogil
+    cdef bint is_read(self) noexcept nogil
     cdef int put(self) noexcept nogil
     cdef bint put_failed(self) noexcept nogil
     cdef int gather(self) noexcept nogil
     cdef int chunk(self) noexcept nogil
     cdef int hole(self, const index_entry *entry) noexcept nogil
     cdef int one(self, const index_entry *entry) noexcept nogil
-    cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil
+    cdef bint locate(self, const uint8_t *record, const uint8_t *base, uint64_t size, uint32_t shard, uint64_t position) noexcept nogil
+    cdef const frame_header *frame_of(self, const uint8_t *record, const uint8_t *base, uint64_t position) noexcept nogil
+    cdef const uint8_t *in_window(self, uint32_t shard, uint64_t position) noexcept nogil
+    cdef bint is_cold(self, const uint8_t *at) noexcept nogil
+    cdef bint open_window(self, uint32_t shard, uint64_t position, const Map *map) noexcept nogil
+    cdef void close_window(self) noexcept nogil
+    cdef bint read_window(self, uint32_t shard, const Map *map, uint64_t first, uint64_t bytes) noexcept nogil
     cdef const record_entry *shown(self, const record_entry *record, uint32_t flags) noexcept nogil
     cdef const Map *_map_of(self, uint32_t shard, uint64_t position) noexcept nogil
     cdef bint locate_copy(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil

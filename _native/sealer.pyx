@@ -4,13 +4,15 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EILSEQ, ENOMEM
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
+from posix.stdlib cimport posix_memalign
 
-from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64
+from topicsd._native.atomics cimport clock_wall_ms, fence_acquire, load_acquire_64, load_relaxed_64
 from topicsd._native.copies cimport ORIGIN_BYTES_MAX, origin_find, put_origin_meta
+from topicsd._native.direct_io cimport direct_file
 from topicsd._native.files cimport FileSystem
 from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport (
@@ -20,7 +22,7 @@ from topicsd._native.index cimport view_flags, view_hole_part
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, FRAME_APPEND, FRAME_MAGIC, INDEX_COPY, INDEX_DELETED, INDEX_DROP_NODE,
     INDEX_DROP_TAG, INDEX_HOLE, INDEX_ORIGIN, POSITION_BITS, POSITION_MASK, ROW_HOLES, ROW_ORIGINS, ROW_TAGS, SEGMENT_KIND_OWN, SEGMENT_KIND_PACK,
-    SHARDS_MAX, entry_ext, frame_header, index_entry, record_entry, segment_body, segment_row,
+    SHARDS_MAX, entry_ext, frame_header, index_entry, record_entry, segment_body, segment_row, topic_slot,
 )
 from topicsd._native.maps cimport Map, guarded_call, map_at, maps_drop_all, maps_drop_retired, maps_init, maps_refresh
 from topicsd._native.regions cimport Shared
@@ -33,10 +35,20 @@ from topicsd._native.segment_pack cimport pack_abort, pack_begin, pack_builder_f
 from topicsd._native.segment import SegmentError
 from topicsd._native.table cimport view_still, view_take
 
+cdef extern from "<sys/mman.h>" nogil:
+    int mincore(void *at, size_t size, unsigned char *resident)
+
 cdef enum:
     LOG_MAPS = 64
+    PAGE_BYTES = 4096
+    PATH_BYTES_MAX = 4352
     HOLE_ROW_MIN = 256          # a longer hole is a row of its own: it costs no index
     TAIL_BYTES_ROWS_MAX = 4096
+    READ_LATELY_MS = 60000
+    WINDOW_BYTES = 512 << 10        # what is read at least
+    WINDOW_BYTES_MAX = 16 << 20     # a larger frame is read through its map
+    WINDOW_FRAME_MIN = 64 << 10     # a smaller one likewise: the kernel reads ahead
+    NO_WINDOW = -2
     STOP_STALE = 1              # the ground moved: look again
     STOP_HERE = 2               # what comes next cannot be sealed (yet)
 
@@ -49,6 +61,7 @@ cdef class Sealer:
         self.shared = shared
         self.files = files if files is not None else FileSystem()
         self.directory = os.fsencode(data_dir)
+        self.window_fd = -1
         self.builder = segment_builder_new()
         self.pack = pack_builder_new()
         if self.builder == NULL or self.pack == NULL:
@@ -63,6 +76,9 @@ cdef class Sealer:
         pack_builder_free(self.pack)
         maps_drop_all(&self.maps)
         free(self.copy)
+        free(self.window)
+        if self.window_fd >= 0:
+            os.close(self.window_fd)
 
     # ---- what is due ----------------------------------------------------------------------------------------------------------
 
@@ -147,6 +163,7 @@ cdef class Sealer:
         self.reset()
         with nogil:
             result = guarded_call(_gather, <void *>self)
+            self.close_window()
         if result < 0 or self.failure != 0:
             segment_abort(self.builder)
             self._check(self.failure if self.failure != 0 else result)
@@ -192,6 +209,9 @@ cdef class Sealer:
         self.frame_last = 0
         self.pending = 0
         self.copy_first = self.copy_end = 0
+        self.window_bytes = 0           # an older look: what was not written then may stand there now
+        self.frame_in_window = False
+        self.warm_page = NULL
 
     cdef int start(self) noexcept nogil:
         """Begin the segment with the first thing that goes in."""
@@ -205,9 +225,14 @@ cdef class Sealer:
             snprintf(relative, 64, b"topics/%02x/%016llx", <unsigned int>(self.topic_id & 0xFF), <unsigned long long>self.topic_id)
             result = segment_make_folder(&self.files.table, self.directory_bytes, relative)
             if result == 0:
-                result = segment_begin(self.builder, &self.files.table, self.folder_bytes, self.topic_id, self.first_seq, 0)
+                result = segment_begin(self.builder, &self.files.table, self.folder_bytes, self.topic_id, self.first_seq, 0, not self.is_read())
         self.begun = result == 0
         return result
+
+    cdef bint is_read(self) noexcept nogil:
+        """Whether somebody seems to read the topic: then its segments are left in the page cache."""
+        cdef const topic_slot *topic = &self.shared.r.table[self.slot]
+        return load_relaxed_64(&topic.watchers) != 0 or load_relaxed_64(&topic.last_read_ms) + READ_LATELY_MS > clock_wall_ms()
 
     cdef int put(self) noexcept nogil:
         """Hand over what has been gathered; its records stand in the log's maps."""
@@ -235,6 +260,7 @@ cdef class Sealer:
                     return -EAGAIN
                 if view_take(&self.shared.r, self.slot, &self.view) != 0 or self.view.topic_id != self.topic_id:
                     return -EAGAIN
+                self.window_bytes = 0   # the view may show what was not written when it was read
                 if max(self.view.earliest, self.view.sealed_through + 1) > self.next_seq:
                     return -EAGAIN    # what comes next has gone: another time
         return 0
@@ -294,7 +320,9 @@ cdef class Sealer:
     cdef int one(self, const index_entry *entry) noexcept nogil:
         cdef SegmentRecord *out = &self.gathered[self.pending]
         cdef const record_entry *record = NULL
-        cdef uint64_t shard = entry.position >> POSITION_BITS, available = 0
+        cdef uint64_t shard = entry.position >> POSITION_BITS, available = 0, size = 0
+        cdef const uint8_t *base = NULL
+        cdef const Map *map
         memset(out, 0, sizeof(SegmentRecord))
         if self.next_seq > self.frame_last and (self.records >= self.events_max or self.payload >= self.bytes_max):
             return STOP_HERE
@@ -306,9 +334,25 @@ cdef class Sealer:
                 fence_acquire()
                 if not view_still(&self.shared.r, self.slot, &self.view):    # what was found counts only if nothing has moved
                     return STOP_STALE
-            record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
+            if not entry.flags & INDEX_COPY:
+                record = <const record_entry *>self.in_window(<uint32_t>shard, entry.position & POSITION_MASK)
             if record == NULL:
-                return self.maps.failure
+                record = <const record_entry *>map_at(&self.maps, <uint32_t>shard, entry.position & POSITION_MASK, &available)
+                if record == NULL:
+                    return self.maps.failure
+                map = self._map_of(<uint32_t>shard, entry.position & POSITION_MASK)
+                if map == NULL:
+                    return STOP_HERE
+                base, size = map.base, map.bytes
+                if not entry.flags & INDEX_COPY and self.next_seq > self.frame_last and self.is_cold(<const uint8_t *>record):
+                    if self.pending and self.put_failed():     # what is gathered may stand in the window
+                        return self.failure
+                    out = &self.gathered[0]
+                    memset(out, 0, sizeof(SegmentRecord))
+                    if self.open_window(<uint32_t>shard, entry.position & POSITION_MASK, map):
+                        record = <const record_entry *>self.in_window(<uint32_t>shard, entry.position & POSITION_MASK)
+            if self.window_bytes and self.window <= <const uint8_t *>record < self.window + self.window_bytes:
+                base, size = self.window, self.window_bytes
             if entry.flags & INDEX_COPY:
                 if not self.locate_copy(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
                     return self.failure if self.failure != 0 else STOP_HERE
@@ -317,8 +361,9 @@ cdef class Sealer:
                     if record == NULL:
                         return -ENOMEM
             elif self.next_seq > self.frame_last:
-                if not self.locate(<const uint8_t *>record, <uint32_t>shard, entry.position & POSITION_MASK):
+                if not self.locate(<const uint8_t *>record, base, size, <uint32_t>shard, entry.position & POSITION_MASK):
                     return self.failure if self.failure != 0 else STOP_HERE
+                self.frame_in_window = base == self.window
             out.entry = record
         out.seq, out.ts, out.flags, out.count = self.next_seq, entry.ts, entry.flags & INDEX_DELETED, 1
         self.pending += 1
@@ -403,30 +448,111 @@ cdef class Sealer:
         self.failure = -EILSEQ
         return False
 
-    cdef bint locate(self, const uint8_t *record, uint32_t shard, uint64_t position) noexcept nogil:
-        """Find the frame around a record and verify it: what is sealed gets a checksum of its own, so it must be right."""
-        cdef const uint8_t *base
+    cdef const frame_header *frame_of(self, const uint8_t *record, const uint8_t *base, uint64_t position) noexcept nogil:
+        """The frame around a record, as far as its header tells; bytes from `base` on may be looked at. NULL: none."""
         cdef const frame_header *frame
-        cdef uint64_t back = sizeof(frame_header), size, synced
-        cdef const Map *map = self._map_of(shard, position)
-        if map == NULL:
-            return False
-        base, size = map.base, map.bytes
-        synced = load_acquire_64(&self.shared.r.control.shards[shard].synced)
+        cdef uint64_t back = sizeof(frame_header)
         while <uint64_t>(record - base) >= back:
             frame = <const frame_header *>(record - back)
             if frame.magic == FRAME_MAGIC and frame.position == position - back and frame.topic_id == self.topic_id and frame.type == FRAME_APPEND \
                     and frame.base_seq <= self.next_seq < frame.base_seq + frame.count:
-                if frame_check(frame, size - <uint64_t>(<const uint8_t *>frame - base)) != FRAME_VALID:
-                    self.failure = -EILSEQ
-                    return False
-                if frame.position + frame.length > synced:
-                    return False
-                self.frame_last = frame.base_seq + frame.count - 1
-                return True
+                return frame
             back += 8
-        self.failure = -EILSEQ
+        return NULL
+
+    cdef bint locate(self, const uint8_t *record, const uint8_t *base, uint64_t size, uint32_t shard, uint64_t position) noexcept nogil:
+        """Find the frame around a record and verify it: what is sealed gets a checksum of its own, so it must be right."""
+        cdef uint64_t synced = load_acquire_64(&self.shared.r.control.shards[shard].synced)
+        cdef const frame_header *frame = self.frame_of(record, base, position)
+        if frame == NULL or frame_check(frame, size - <uint64_t>(<const uint8_t *>frame - base)) != FRAME_VALID:
+            self.failure = -EILSEQ
+            return False
+        if frame.position + frame.length > synced:
+            return False
+        self.frame_last = frame.base_seq + frame.count - 1
+        return True
+
+    # ---- the window
+
+    cdef const uint8_t *in_window(self, uint32_t shard, uint64_t position) noexcept nogil:
+        """A record's place in the window; at a new frame only if all of that stands there. NULL: it is not there."""
+        cdef const frame_header *frame
+        cdef const uint8_t *record
+        if self.window_bytes == 0 or shard != self.window_shard or not self.window_first <= position < self.window_first + self.window_bytes:
+            return NULL
+        record = self.window + (position - self.window_first)
+        if self.next_seq > self.frame_last:
+            frame = self.frame_of(record, self.window, position)
+            if frame == NULL or frame.position + frame.length > self.window_first + self.window_bytes:
+                return NULL
+        elif not self.frame_in_window:      # what was verified stands in the map
+            return NULL
+        return record
+
+    cdef bint is_cold(self, const uint8_t *at) noexcept nogil:
+        """Whether a byte of a map would have to be read from the disk."""
+        cdef const uint8_t *page = at - <uintptr_t>at % PAGE_BYTES
+        cdef unsigned char resident = 1
+        if self.window_fd == NO_WINDOW or page == self.warm_page:
+            return False
+        if mincore(<void *>page, PAGE_BYTES, &resident) == 0 and not resident & 1:
+            return True
+        self.warm_page = page
         return False
+
+    cdef bint open_window(self, uint32_t shard, uint64_t position, const Map *map) noexcept nogil:
+        """Read the frame around a record, and what follows it; nothing that is gathered may stand in the window. False: use the map."""
+        cdef const frame_header *frame
+        cdef uint64_t first = max(position, map.first_position + PAGE_BYTES) - PAGE_BYTES, frame_end
+        if not self.read_window(shard, map, first, WINDOW_BYTES) or position >= self.window_first + self.window_bytes:
+            self.window_bytes = 0
+            return False
+        frame = self.frame_of(self.window + (position - self.window_first), self.window, position)
+        if frame == NULL or frame.length < WINDOW_FRAME_MIN or frame.length > WINDOW_BYTES_MAX:
+            self.window_bytes = 0
+            return False
+        frame_end = frame.position + frame.length
+        if frame_end <= self.window_first + self.window_bytes:
+            return True
+        return self.read_window(shard, map, frame.position, frame.length) and frame_end <= self.window_first + self.window_bytes
+
+    cdef bint read_window(self, uint32_t shard, const Map *map, uint64_t first, uint64_t bytes) noexcept nogil:
+        """Read whole pages around a range of positions of a log file."""
+        cdef uint64_t begin = first - first % PAGE_BYTES        # files begin on a page
+        cdef uint64_t end = min(first + bytes + PAGE_BYTES - 1 - (first + bytes - 1) % PAGE_BYTES, map.first_position + map.bytes)
+        cdef char path[PATH_BYTES_MAX]
+        cdef int64_t got
+        self.window_bytes = 0
+        if map.first_position % PAGE_BYTES:
+            return False
+        if self.window_fd == -1 or self.window_shard != shard or self.window_file != map.first_position:
+            if self.window_fd >= 0:
+                self.files.table.close(self.files.table.context, self.window_fd)
+            snprintf(path, PATH_BYTES_MAX, "%s/log/shard-%02u/%020llu.log", self.directory_bytes, shard, <unsigned long long>map.first_position)
+            self.window_fd = direct_file(&self.files.table, path)
+            if self.window_fd < 0:
+                self.window_fd = NO_WINDOW
+                return False
+            self.window_shard, self.window_file = shard, map.first_position
+        if end - begin > self.window_room:
+            free(self.window)
+            self.window_room = 0
+            if posix_memalign(<void **>&self.window, PAGE_BYTES, end - begin) != 0:
+                self.window = NULL
+                return False
+            self.window_room = end - begin
+        got = self.files.table.pread(self.files.table.context, self.window_fd, self.window, end - begin, begin - map.first_position)
+        if got < 0:
+            return False        # the map says what is wrong there
+        self.window_first, self.window_bytes = begin, <uint64_t>got
+        return True
+
+    cdef void close_window(self) noexcept nogil:
+        """Not to keep a log file's room that is retired before the next look."""
+        if self.window_fd >= 0:
+            self.files.table.close(self.files.table.context, self.window_fd)
+        self.window_fd = -1
+        self.window_bytes = 0
 
     cdef int _check(self, int result) except -1:
         if result < 0:

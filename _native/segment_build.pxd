@@ -39,6 +39,7 @@ cdef struct SegmentBuilder:
     PackBuilder *pack              # NULL: files of its own
     Sink *out                      # the pack's sink, or `sink`
     Sink sink
+    bint direct                    # its files are written past the page cache
     const Files *files
     char base[4096]
     char folder[4096]
@@ -55,8 +56,9 @@ cdef struct SegmentBuilder:
 cdef SegmentBuilder *segment_builder_new() noexcept nogil                     # NULL: no memory. May be used for one segment after another
 cdef void segment_builder_free(SegmentBuilder *builder) noexcept nogil        # aborts what is unfinished
 # 0, SEGMENT_ORDER or -errno, all of them. `edition` 0 is left out of the name; a rewritten segment gets another one.
+# `direct`: write the data past the page cache where that can be done.
 cdef int segment_begin(SegmentBuilder *builder, const Files *files, const char *folder, uint64_t topic_id, uint64_t first_seq,
-                       uint64_t edition) noexcept nogil
+                       uint64_t edition, bint direct) noexcept nogil
 cdef int segment_add(SegmentBuilder *builder, const SegmentRecord *records, uint64_t count) noexcept nogil
 cdef int segment_finish(SegmentBuilder *builder, SegmentBuilt *built) noexcept nogil
 cdef void segment_abort(SegmentBuilder *builder) noexcept nogil

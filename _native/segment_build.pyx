@@ -21,7 +21,7 @@ from topicsd._native.segment cimport (
     segment_is_deleted, segment_record_at,
 )
 from topicsd._native.segment_pack cimport PackBuilder, pack_abort, pack_begin, pack_builder_free, pack_builder_new, pack_enter, pack_finish
-from topicsd._native.segment_sink cimport Sink, sink_close, sink_end, sink_open, sink_patch, sink_put, sink_reserve
+from topicsd._native.segment_sink cimport Sink, sink_close, sink_end, sink_go_direct, sink_open, sink_patch, sink_put, sink_reserve
 from topicsd._native.segment_tags cimport array_grow, tag_table_add, tag_table_bytes, tag_table_clear, tag_table_free, tag_table_lay
 from topicsd._native.maps import install_guard
 from topicsd._native.segment import SegmentError
@@ -35,7 +35,7 @@ cdef enum:
 cdef SegmentBuilder *segment_builder_new() noexcept nogil:
     cdef SegmentBuilder *builder = <SegmentBuilder *>calloc(1, sizeof(SegmentBuilder))
     if builder != NULL:
-        builder.sink.fd = -1
+        builder.sink.fd = builder.sink.direct_fd = -1
     return builder
 
 
@@ -66,7 +66,7 @@ cdef int _start_data(SegmentBuilder *builder) noexcept nogil:
 
 
 cdef int segment_begin(SegmentBuilder *builder, const Files *files, const char *folder, uint64_t topic_id, uint64_t first_seq,
-                       uint64_t edition) noexcept nogil:
+                       uint64_t edition, bint direct) noexcept nogil:
     cdef char path[PATH_ROOM]
     cdef int result
     if builder.open or first_seq == 0:
@@ -86,6 +86,9 @@ cdef int segment_begin(SegmentBuilder *builder, const Files *files, const char *
     result = sink_open(&builder.sink, files, path)
     if result != 0:
         return result
+    builder.direct = direct
+    if direct:
+        sink_go_direct(&builder.sink, path)
     builder.open = True
     return _start_data(builder)
 
@@ -387,6 +390,8 @@ cdef int _write_file(SegmentBuilder *builder, bint tags, uint64_t *bytes, uint64
     result = sink_open(&builder.sink, builder.files, path)
     if result != 0:
         return result
+    if builder.direct:
+        sink_go_direct(&builder.sink, path)
     result = builder_put_tags(builder, &builder.sink, content) if tags else builder_put_index(builder, &builder.sink, content)
     bytes[0] = sink_end(&builder.sink)
     closed = sink_close(&builder.sink, result == 0)
@@ -577,7 +582,7 @@ cdef class Writer:
     def begin(self, uint64_t topic_id, uint64_t first_seq, uint64_t edition=0):
         """Begin a segment in three files of its own."""
         cdef bytes folder = os.fsencode(self.folder)
-        self.judge(segment_begin(self.builder, &self.files.table, folder, topic_id, first_seq, edition))
+        self.judge(segment_begin(self.builder, &self.files.table, folder, topic_id, first_seq, edition, False))
 
     def pack_begin(self, uint64_t number):
         """Begin a pack."""

@@ -28,7 +28,7 @@ PackEntry = namedtuple("PackEntry", "topic_id first_seq last_seq data_offset ind
 cdef PackBuilder *pack_builder_new() noexcept nogil:
     cdef PackBuilder *pack = <PackBuilder *>calloc(1, sizeof(PackBuilder))
     if pack != NULL:
-        pack.sink.fd = -1
+        pack.sink.fd = pack.sink.direct_fd = -1
     return pack
 
 

@@ -30,6 +30,7 @@ cdef class Sequencer:
     cdef void *shard[8]
     cdef int shard_count
     cdef Queue group
+    cdef uint64_t flying            # the group up to here is being written in the background; 0: nothing is
     cdef Queue pending[8]
     cdef Queue finished             # library mode: answers nobody has fetched
     cdef Queue calls                # commands for Python
@@ -86,6 +87,10 @@ cdef class Sequencer:
     cdef void _settled(self, Batch *batch, topic_slot *topic) noexcept nogil
     cdef void _fail(self, Batch *batch) noexcept nogil
     cdef int flush_group(self) noexcept nogil
+    cdef bint _launch(self) noexcept nogil
+    cdef int _land(self) noexcept nogil
+    cdef void _next_flight(self) noexcept nogil
+    cdef void _settle_group(self, int failed, uint64_t end) noexcept nogil
     cdef void release_synced(self) noexcept nogil
     cdef void _show_pending(self, int number) noexcept nogil
     cdef int _note_failed(self, int number, uint64_t position) noexcept

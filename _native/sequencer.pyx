@@ -58,6 +58,7 @@ cdef enum:
     FORWARD_BEFORE_ANSWER = 8       # steps of routes that an answer waits for: reads of the other destinations wait for theirs
     FORWARD_A_SLICE = 128           # steps between two turns
     FORWARD_ALL = 1 << 30
+    READ_LATELY_MS = 10000          # what a topic gets so long after a read is kept in memory, not only on the disk
     SYNC_ROUNDS_MAX = 64
     STEP_RECORDS = 32               # copies that cost as much as a step of their own
     BLOCKED_WAIT_MS_MIN = 50
@@ -326,6 +327,8 @@ cdef class Sequencer:
             else:
                 frame_seal(frame)
             (<Shard>self.shard[number]).queue(frame, frame.length)
+            if load_relaxed_64(&topic.watchers) or load_relaxed_64(&topic.last_read_ms) + READ_LATELY_MS > self.core.wall_ms:
+                (<Shard>self.shard[number]).expect_reader()
             batch.place = (<uint64_t>number << POSITION_BITS) | position
             batch.end = position + frame.length
         if section != NULL:
@@ -491,17 +494,53 @@ cdef class Sequencer:
 
     cdef int flush_group(self) noexcept nogil:
         """Write what is queued, publish or park each batch. Returns the shards that failed, as a bit mask."""
-        cdef int failed = 0, number
-        cdef uint64_t place, now_ns
-        cdef Batch *batch
-        cdef uint32_t shard
+        cdef int failed = self._land(), number
+        if failed:
+            return failed
         if queue_length(&self.group) == 0:
             self._forward_and_answer()
             return 0
         for number in range(self.shard_count):
             if (<Shard>self.shard[number]).flush() != 0:
                 failed |= 1 << number
-        now_ns = clock_mono_ns()
+        self._settle_group(failed, self.group.end)
+        return failed
+
+    cdef bint _launch(self) noexcept nogil:
+        """Begin to write the group in the background, when nothing else waits for it; `flush_group` and the next turn wait for its end."""
+        if self.shard_count != 1 or self.flying or self.forwarder.queue_first != self.forwarder.queue_end \
+                or queue_length(&self.held) or (<Shard>self.shard[0]).launch() != 1:
+            return False
+        self.flying = self.group.end
+        return True
+
+    cdef int _land(self) noexcept nogil:
+        """Wait for the group in the background and publish it, or fail it with all that has gathered behind it. As flush_group."""
+        cdef uint64_t end = self.flying
+        cdef int failed
+        if end == 0:
+            return 0
+        self.flying = 0
+        failed = (<Shard>self.shard[0]).land() != 0
+        self._settle_group(failed, self.group.end if failed else end)
+        return failed
+
+    cdef void _next_flight(self) noexcept nogil:
+        """Wait for the group in the background, begin with the next one, and then publish the first."""
+        cdef uint64_t end = self.flying
+        self.flying = 0
+        if (<Shard>self.shard[0]).land() != 0:
+            self._settle_group(1, self.group.end)
+            return
+        self._launch()
+        self._settle_group(0, end)
+
+    cdef void _settle_group(self, int failed, uint64_t end) noexcept nogil:
+        """Publish or park the batches of the group up to `end`; take back those of failed shards."""
+        cdef uint64_t place, now_ns = clock_mono_ns()
+        cdef Batch *batch
+        cdef uint32_t shard
+        cdef int number
         if failed:
             place = self.group.end
             while place > self.group.first:
@@ -510,7 +549,7 @@ cdef class Sequencer:
                 if failed & (1 << self.core.regions.table[batch.slot].shard) and batch.kind != BATCH_CALL:
                     self._fail(batch)
                     batch.kind = 0
-        for place in range(self.group.first, self.group.end):
+        for place in range(self.group.first, end):
             batch = queue_at(&self.group, place)
             if batch.kind == 0:
                 continue
@@ -524,11 +563,10 @@ cdef class Sequencer:
                 (<Shard>self.shard[shard]).ask_sync()
             else:
                 self._publish(batch)
-        self.group.first = self.group.end
+        self.group.first = end
         for number in range(self.shard_count):
             self._show_pending(number)
         self._forward_and_answer()
-        return failed
 
     cdef void _show_pending(self, int number) noexcept nogil:
         cdef shard_line *line = (<Shard>self.shard[number]).line
@@ -966,7 +1004,10 @@ cdef class Sequencer:
                     batch.slot = NO_SLOT
                     self.finish(&batch, OUTCOME_OK)
         self.queue_turn()
-        self.flush_group()
+        if self.flying:
+            self._next_flight()
+        if not self.flying and not self._launch():
+            self.flush_group()
         self._end_turn()
         if self.forwarder.queue_first != self.forwarder.queue_end:    # what no answer waits for
             sched_yield()               # a worker that has just been woken may stand behind us on this CPU
@@ -1003,7 +1044,11 @@ cdef class Sequencer:
                 waiting = self.turn_rings()
                 left_ns = until_mono_ms * 1000000 - <int64_t>clock_mono_ns()
                 if waiting or left_ns <= 0:
+                    self.flush_group()      # nothing flies while Python looks at the store
+                    self._end_turn()
                     break
+                if self.flying:
+                    continue
                 if self.forwarder.queue_first != self.forwarder.queue_end:
                     continue
                 left_ns = min(until_mono_ms, self.wake_at_ms) * 1000000 - <int64_t>clock_mono_ns()
@@ -1018,6 +1063,8 @@ cdef class Sequencer:
             self.core.wall_ms = wall_ms
             self.core.mono_ms = mono_ms
             waiting = self.turn_rings()
+            self.flush_group()
+            self._end_turn()
         return waiting
 
     def end_turn(self):

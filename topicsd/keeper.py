@@ -30,7 +30,7 @@ from topicsd.upkeep import Ranges, Upkeep
 LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
 ROUND_SHARE = 20
-BEHIND_BYTES_MAX = 1 << 30  # so much may wait to be sealed before the keeper takes CPU time from who serves requests
+BEHIND_BYTES_MAX = 4 << 30  # so much may wait to be sealed before the keeper takes CPU and disk time from who serves requests
 IDLE_SHARE_MIN = 0.15  # of all CPUs: below it they are short
 PACE = 9  # then it rests so many times what its work took
 REST_S_MAX = 2.0

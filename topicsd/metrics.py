@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-NATIVE_ROUTES = ("append", "diff", "state")
+NATIVE_ROUTES = ("append", "diff", "state", "claim", "ack", "nack", "extend")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 Labels = dict[str, str]
 
@@ -148,6 +148,7 @@ _LOG = (
     ("batches_total", "counter", "Groups written, each by one call.", "batches"),
     ("fsyncs_total", "counter", "Syncs.", "fsyncs"),
     ("bytes_written_total", "counter", "Bytes written.", "bytes_written"),
+    ("direct_bytes_total", "counter", "Of the bytes written: in large groups, past the page cache.", "direct_bytes"),
     ("rotations_total", "counter", "New log files.", "rotations"),
     ("queue_depth", "gauge", "Frames that wait to be published.", "pending"),
     ("queue_depth_peak", "gauge", "The most that ever waited.", "pending_peak"),

@@ -72,6 +72,7 @@ class Settings(BaseSettings):
     checkpoint_bytes: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_LOG_BYTES
     checkpoint_ms: Annotated[int, Field(ge=0)] = limits.CHECKPOINT_MS
     log_archive_dir: Path | None = None
+    log_direct: bool = True
     ephemeral_bytes_max: Annotated[int, Field(ge=limits.MIB, le=2**46)] = limits.EPHEMERAL_BYTES_MAX
 
     # one request (A §2)

@@ -35,7 +35,6 @@ _ROW = struct.Struct("<QQII")
 _HEAD_MAGICS, _FOOT_MAGIC = (b"TPSNAP01", b"TPSNAP02"), b"TPSNAPND"
 _DIGITS = 20
 RESERVE_BYTES_MIN = 1 << 16
-_ZEROES = bytes(1 << 20)
 
 Json = dict[str, Any]
 
@@ -150,8 +149,7 @@ def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
     goal = wanted + wanted // 4  # so that a snapshot that grows does not write it anew each time
     file = NewFile(files, path)
     try:
-        for first in range(0, goal, len(_ZEROES)):
-            file.write(_ZEROES[: goal - first])
+        file.reserve(goal)
         file.finish()
     except OSError:
         file.abort()

@@ -40,6 +40,8 @@ class StoreOptions:
 
     shards: int = 1
     group_commit_ms: float = 5.0
+    direct_io: bool = True  # large groups may go to the log past the page cache
+    direct_always: int = 0  # for tests: 1 whatever it takes, 2 small ones too
     file_bytes: int = 0
     first_file_bytes: int = 0
     ephemeral_bytes_max: int = 1 << 30
@@ -249,7 +251,11 @@ class Store:
         if self.options.first_file_bytes:
             sizes["first_file_bytes"] = self.options.first_file_bytes
         directory = self.path / "log" / f"shard-{number:02d}"
-        return Shard(directory, number, files=self.files, group_commit_ms=self.options.group_commit_ms, **sizes)
+        options = self.options
+        return Shard(
+            directory, number, files=self.files, group_commit_ms=options.group_commit_ms, direct_io=options.direct_io,
+            direct_always=options.direct_always, **sizes,
+        )  # fmt: skip
 
     def _shards_present(self) -> int:
         names: list[str] = []

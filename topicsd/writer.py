@@ -90,6 +90,7 @@ def options_of(settings: Settings) -> StoreOptions:
     return StoreOptions(
         shards=settings.log_shards,
         group_commit_ms=settings.group_commit_ms,
+        direct_io=settings.log_direct,
         file_bytes=settings.log_file_bytes,
         ephemeral_bytes_max=settings.ephemeral_bytes_max,
         keys_max=settings.max_idempotency_keys,

@@ -132,6 +132,14 @@ def test_the_native_front_served_the_hot_routes(doors: tuple[Door, Door]):
     native, falcon = doors
     for door, served in ((native, True), (falcon, False)):
         door.ask(post(b"", b'{"records":[{"data":1}]}') + post(b"/diff", b"{}") + request(b"GET", b"/v0/topics/" + TOPIC), [])
+        assert door.server.call("PUT", "/v0/topics/jobs", b'{"type":"queue"}').status == 201
+        assert door.server.call("POST", "/v0/topics/jobs", b'{"records":[{"data":1},{"data":2}]}').status in (200, 201)
+        jobs = door.server.call("POST", "/v0/topics/jobs/claim", b'{"node":"w","max":2}').json["claimed"]
+        assert len(jobs) == 2
+        for verb, members in (("extend", b'"seqs":[1],"lease_ms":5000'), ("ack", b'"seqs":[1]'), ("nack", b'"seqs":[2]')):
+            assert door.server.call("POST", f"/v0/topics/jobs/{verb}", b'{"node":"w",%b}' % members).status == 200
         text = door._exchange(request(b"GET", b"/v0/metrics", b"Connection: close"), []).decode()
         counts = re.findall(r'topics_front_native_total\{route="(\w+)"\} (\d+)', text)
-        assert {route: int(count) > 0 for route, count in counts} == dict.fromkeys(("append", "diff", "state"), served)
+        assert {route: int(count) > 0 for route, count in counts} == dict.fromkeys(
+            ("append", "diff", "state", "claim", "ack", "nack", "extend"), served
+        )

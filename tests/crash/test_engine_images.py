@@ -98,11 +98,12 @@ def judge(engine: Library, lives: dict[str, Promise], call: int, synced: bool) -
         assert fresh["first_seq"] > max(acked, default=0), f"{name}: seq {fresh['first_seq']} was handed out before"
 
 
-def run(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int], sealing: bool = False) -> int:
+def run(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int], sealing: bool = False, **options: Any) -> int:
     root, scratch = tmp_path / "disk", tmp_path / "scratch"
     root.mkdir(), scratch.mkdir()
     files, clock = FaultyFiles(root), FakeClock()
-    engine = Library(str(root), clock, files=files, file_bytes=8192)
+    options = {"file_bytes": 8192} | options
+    engine = Library(str(root), clock, files=files, **options)
     lives: dict[str, Promise] = {}
     opened = len(files.calls)
     work(engine, files, random.Random(seed), rounds, lives, sealing)
@@ -115,12 +116,12 @@ def run(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int], s
             files.image(call, image_seed, target)
             twice = []
             for _ in range(2):
-                again = Library(str(target), FakeClock(clock.wall_ms(), 5), boot=b"z" * 16, file_bytes=8192)
+                again = Library(str(target), FakeClock(clock.wall_ms(), 5), boot=b"z" * 16, **options)
                 assert again.store.degraded == [], "a power cut is no damage"
                 twice.append({name: again.read_all(name) for name in lives if again.sequencer.find(name.encode()) is not None})
                 again._forget()
             assert twice[0] == twice[1], "recovery twice is not the same as once"
-            last = Library(str(target), FakeClock(clock.wall_ms(), 5), boot=b"z" * 16, file_bytes=8192)
+            last = Library(str(target), FakeClock(clock.wall_ms(), 5), boot=b"z" * 16, **options)
             judge(last, lives, call, synced=True)
             last._forget()
             shutil.rmtree(target)
@@ -133,6 +134,18 @@ def test_a_power_cut_at_sampled_file_calls_breaks_no_promise(tmp_path: Path) -> 
     assert run(tmp_path, seed=1, rounds=40, stride=3, seeds=[0, 2]) > 40
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sealing", [False, True])
+def test_a_power_cut_while_groups_are_written_in_the_background_breaks_no_promise(tmp_path: Path, sealing: bool) -> None:
+    assert run(tmp_path, seed=21, rounds=40, stride=3, seeds=[0, 2], sealing=sealing, flights=2, file_bytes=65536) > 40
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("seed", range(22, 26))
+def test_a_power_cut_at_every_file_call_while_groups_are_written_in_the_background_breaks_no_promise(tmp_path: Path, seed: int) -> None:
+    assert run(tmp_path, seed, rounds=60, stride=1, seeds=[0, 1, 2, 3], sealing=seed % 2 == 1, flights=2, file_bytes=65536) > 200
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_a_power_cut_at_every_file_call_breaks_no_promise(tmp_path: Path, seed: int) -> None:
@@ -141,7 +154,7 @@ def test_a_power_cut_at_every_file_call_breaks_no_promise(tmp_path: Path, seed: 
 
 @pytest.mark.slow
 def test_a_power_cut_while_tails_are_sealed_and_the_log_goes_breaks_no_promise(tmp_path: Path) -> None:
-    assert run(tmp_path, seed=11, rounds=60, stride=7, seeds=[0, 2], sealing=True) > 40
+    assert run(tmp_path, seed=11, rounds=60, stride=5, seeds=[0, 2], sealing=True) > 40
 
 
 @pytest.mark.crash
@@ -152,12 +165,13 @@ def test_a_power_cut_at_every_file_call_of_seals_and_checkpoints_breaks_no_promi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, error", [("pwritev", 5), ("fdatasync", 5), ("pwritev", 28)])
-def test_a_failed_file_call_takes_back_only_what_was_never_acked(tmp_path: Path, kind: str, error: int) -> None:
+@pytest.mark.parametrize("options", [{"file_bytes": 8192}, {"file_bytes": 65536, "flights": 2}])
+def test_a_failed_file_call_takes_back_only_what_was_never_acked(tmp_path: Path, kind: str, error: int, options: dict[str, Any]) -> None:
     for nth in range(1, 12):
         root = tmp_path / f"{kind}-{error}-{nth}"
         root.mkdir()
         files, clock = FaultyFiles(root), FakeClock()
-        engine = Library(str(root), clock, files=files, file_bytes=8192)
+        engine = Library(str(root), clock, files=files, **options)
         lives: dict[str, Promise] = {}
         files.fail(kind, nth, error, forever=True)
         try:

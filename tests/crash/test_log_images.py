@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fakes.disks import COHERENT, file_system_of
 from fakes.faulty_files import FaultyFiles
-from oracle.log_oracle import History, payloads
+from oracle.log_oracle import MARK, History, header, payloads
 from topicsd._native import frame, log_walk
 from topicsd._native.log import Shard
 
@@ -106,6 +107,32 @@ def test_every_image_of_a_log_that_was_recovered_from_an_image_holds_both_lives(
     work(restarted, disk, life, random.Random(seed + 100), rounds=8)
     restarted.close()
     judge_all_images(disk, life, scratch, range(3), first)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_every_image_of_a_log_with_large_groups_that_end_on_a_page(tmp_path: Path, seed: int) -> None:
+    """Large groups go past the page cache in pieces, with small ones between them; a cut may fall between two pieces of one group."""
+    root, scratch = tmp_path / "disk", tmp_path / "scratch"
+    root.mkdir(), scratch.mkdir()
+    files, history, rng = FaultyFiles(root), History(), random.Random(seed)
+    shard = Shard(root / "log" / "shard-00", 0, files, first_file_bytes=2 << 20, file_bytes=2 << 20, reserve_bytes=1024)
+    shard.start(walk(root)[0])
+    first = len(files.calls)
+    for size in [140_000, 150_000, 900, 140_000, 1_200_000, 160_000, 3000, 200_000, 131_072]:
+        body = rng.randbytes(size // 8 * 8)
+        position = shard.append(frame.build(CEILING, body, topic_id=7, base_seq=len(history.appended) + 1))
+        history.appended.append((len(history.appended) + 1, position, body))
+        shard.flush_group()
+        if rng.random() < 0.4:
+            shard.sync()
+            history.promised.append((len(files.calls), len(history.appended)))
+        if rng.random() < 0.3:
+            shard.write_mark()
+    shard.close()
+    if file_system_of(tmp_path) in COHERENT:
+        assert shard.counters()["direct_bytes"] > 0
+    assert any(header(raw)["type"] == MARK and header(raw)["length"] > 64 for raw in walk(root)[1])
+    assert judge_all_images(files, history, scratch, range(4), first) > 40
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class Library:
         options = StoreOptions(
             shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
             file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
-            keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=checkpoints,
+            keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=checkpoints, direct_always=self.options.get("flights", 0),
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
         self.watched = Watched(self.store)
@@ -271,6 +271,8 @@ class Library:
         if token % 2:  # as a worker sends it: measured and hashed already (port.pxd)
             raw = told(raw, write.payload_bytes)
         self.sequencer.append_frame(slot, raw, token, self.clock.wall_ms(), self.clock.mono_ms())
+        if self.options.get("flights"):  # each group is written in the background while the next one is handed in
+            self.sequencer.launch()
         self._created = getattr(self, "_created", set()) | ({token} if created else set())
         return token
 

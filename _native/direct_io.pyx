@@ -1,0 +1,212 @@
+"""Write large groups of the log past the page cache (page of truth: direct_io.pxd)."""
+
+from libc.errno cimport EINVAL, ENOSYS, EOPNOTSUPP
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+from posix.fcntl cimport O_RDWR
+from posix.stdlib cimport posix_memalign
+from posix.uio cimport iovec
+
+from topicsd._native.atomics cimport clock_mono_ns
+from topicsd._native.files cimport Files, flight_close
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <fcntl.h>
+    #include <sys/mman.h>
+    #include <sys/vfs.h>
+    #define STAGE_BYTES (2u << 20)
+    static int keeps_maps_coherent(int fd) {
+        struct statfs found;
+        return fstatfs(fd, &found) == 0 && (found.f_type == 0xEF53 /* ext4 */ || found.f_type == 0x58465342 /* XFS */);
+    }
+    """
+    const int O_DIRECT
+    const int MADV_HUGEPAGE
+    const uint64_t STAGE_BYTES
+    int keeps_maps_coherent(int fd) nogil
+    int madvise(void *at, size_t size, int advice) nogil
+
+cdef enum:
+    PROBE_EVERY = 64         # large groups; the dearer way is tried once among so many, for disks and memory change,
+    PROBE_EVERY_MAX = 4096   # and half as often after each try that changes nothing
+
+cdef int64_t DIRECT_UNSUPPORTED = -(1 << 30)
+
+
+cdef void direct_open(DirectWrites *direct, bint wanted) noexcept nogil:
+    memset(direct, 0, sizeof(DirectWrites))
+    direct.fd = -1
+    direct.refused = not wanted
+    direct.probe_every = PROBE_EVERY
+
+
+cdef void direct_forget(DirectWrites *direct, const Files *files) noexcept nogil:
+    if direct.fd >= 0:
+        files.close(files.context, direct.fd)
+        direct.fd = -1
+
+
+cdef void direct_close(DirectWrites *direct, const Files *files) noexcept nogil:
+    direct_forget(direct, files)
+    flight_close(&direct.flight)
+    free(direct.stage)
+    direct.stage = NULL
+
+
+cdef inline uint64_t averaged(uint64_t old, uint64_t bytes, uint64_t took_ns) noexcept nogil:
+    # One stall must not decide: a sample counts for at most four times what was known.
+    cdef uint64_t cost = max(took_ns * (1 << 20) // max(bytes, <uint64_t>1), <uint64_t>1)
+    if old == 0:
+        return cost
+    return max((old * 7 + min(cost, old * 4)) // 8, <uint64_t>1)
+
+
+cdef int direct_file(const Files *files, const char *path) noexcept nogil:
+    cdef int fd = files.open(files.context, path, O_RDWR | O_DIRECT, 0)
+    if fd >= 0 and not keeps_maps_coherent(fd):
+        files.close(files.context, fd)
+        fd = -1
+    return max(fd, -1)
+
+
+cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes) noexcept nogil:
+    cdef bint better
+    if direct.refused or bytes % <uint64_t>DIRECT_PAGE_BYTES or (bytes < <uint64_t>DIRECT_LEAST_BYTES and direct.always < 2):
+        return False
+    if direct.always:
+        return True
+    if direct.direct_cost == 0 or direct.cached_cost == 0:
+        return direct.direct_cost == 0
+    # A direct write sleeps while the disk works, a buffered one works, and leaves as much again to the syncer: that is worth half as much again.
+    better = direct.direct_cost * 2 <= direct.cached_cost * 3
+    if better != direct.preferred:
+        direct.preferred = better
+        direct.probe_every = PROBE_EVERY
+        direct.since_probe = 0
+    direct.since_probe += 1
+    if direct.since_probe < direct.probe_every:
+        return better
+    direct.since_probe = 0
+    direct.probe_every = min(direct.probe_every * 2, <uint32_t>PROBE_EVERY_MAX)
+    return not better
+
+
+cdef int64_t write_staged(DirectWrites *direct, const Files *files, const iovec *parts, uint32_t count, uint64_t skip,
+                          uint64_t offset) noexcept nogil:
+    cdef uint64_t taken = skip, filled = 0, total = 0, size
+    cdef uint32_t k = 0
+    cdef iovec whole
+    cdef int64_t result
+    whole.iov_base = direct.stage
+    while k < count and taken >= <uint64_t>parts[k].iov_len:
+        taken -= parts[k].iov_len
+        k += 1
+    while k < count:
+        size = min(<uint64_t>parts[k].iov_len - taken, <uint64_t>DIRECT_PIECE_BYTES - filled)
+        memcpy(direct.stage + filled, <const uint8_t *>parts[k].iov_base + taken, size)
+        filled += size
+        taken += size
+        if taken == <uint64_t>parts[k].iov_len:
+            taken = 0
+            k += 1
+        if filled == <uint64_t>DIRECT_PIECE_BYTES or k == count:
+            whole.iov_len = filled
+            result = files.pwritev(files.context, direct.fd, &whole, 1, offset + total)
+            if result < 0:
+                return result
+            total += filled
+            filled = 0
+    return <int64_t>total
+
+
+cdef int64_t made_ready(DirectWrites *direct, const Files *files, const char *path) noexcept nogil:
+    if direct.stage == NULL:
+        if posix_memalign(<void **>&direct.stage, STAGE_BYTES, STAGE_BYTES) != 0:
+            direct.stage = NULL
+            return DIRECT_UNSUPPORTED
+        madvise(direct.stage, STAGE_BYTES, MADV_HUGEPAGE)
+        memset(direct.stage, 0, STAGE_BYTES)     # now, not while the first write is timed
+    if direct.fd < 0:
+        direct.fd = direct_file(files, path)
+        if direct.fd < 0:
+            direct.refused = True
+            return DIRECT_UNSUPPORTED
+    return 0
+
+
+cdef int64_t direct_write(DirectWrites *direct, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
+                          uint64_t offset) noexcept nogil:
+    cdef int64_t result = made_ready(direct, files, path)
+    if result != 0:
+        return result
+    direct.began_ns = clock_mono_ns()
+    return written(direct, files, write_staged(direct, files, parts, count, skip, offset))
+
+
+cdef int64_t direct_start(DirectWrites *direct, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
+                          uint64_t offset) noexcept nogil:
+    cdef uint64_t filled = 0, size
+    cdef int64_t result = made_ready(direct, files, path)
+    cdef uint32_t k
+    if result != 0 or direct.no_flights:
+        return result if result != 0 else DIRECT_UNSUPPORTED
+    direct.began_ns = clock_mono_ns()
+    for k in range(count):
+        size = parts[k].iov_len
+        if skip >= size:
+            skip -= size
+            continue
+        memcpy(direct.stage + filled, <const uint8_t *>parts[k].iov_base + skip, size - skip)
+        filled += size - skip
+        skip = 0
+    result = files.start_write(files.context, &direct.flight, direct.fd, direct.stage, filled, offset)
+    if result == -ENOSYS:
+        direct.no_flights = True
+        return DIRECT_UNSUPPORTED
+    if result == 0:
+        direct.flying = filled
+    return written(direct, files, result) if result < 0 else 0
+
+
+cdef int64_t direct_end(DirectWrites *direct, const Files *files, iovec *rest) noexcept nogil:
+    rest.iov_base, rest.iov_len = direct.stage, direct.flying
+    direct.flying = 0
+    return written(direct, files, files.end_write(files.context, &direct.flight))
+
+
+cdef int64_t written(DirectWrites *direct, const Files *files, int64_t result) noexcept nogil:
+    if result == -EINVAL or result == -EOPNOTSUPP:      # a disk of larger sectors, say: the same bytes can still be written the other way
+        direct.refused = True
+        direct_forget(direct, files)
+        return DIRECT_UNSUPPORTED
+    if result >= 0:
+        direct.direct_cost = averaged(direct.direct_cost, <uint64_t>result, clock_mono_ns() - direct.began_ns)
+        direct.bytes += <uint64_t>result
+        direct.writes += 1
+    return result
+
+
+cdef void direct_compare(DirectWrites *direct, uint64_t bytes, uint64_t took_ns) noexcept nogil:
+    if not direct.refused and bytes >= <uint64_t>DIRECT_LEAST_BYTES:
+        direct.cached_cost = averaged(direct.cached_cost, bytes, took_ns)
+
+
+cdef class DirectChoice:
+    cdef DirectWrites direct
+
+    def __cinit__(self, bint wanted=True):
+        direct_open(&self.direct, wanted)
+
+    def wants(self, uint64_t size):
+        return direct_wanted(&self.direct, size)
+
+    def took(self, bint direct, uint64_t size, uint64_t ns):
+        if direct:
+            self.direct.direct_cost = averaged(self.direct.direct_cost, size, ns)
+        else:
+            direct_compare(&self.direct, size, ns)
