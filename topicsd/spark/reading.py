@@ -46,8 +46,8 @@ class BatchSize:
 
 # For Parquet, whose row groups are to be large.
 LARGE = BatchSize(65536, 64 << 20)
-# For Spark, which takes a batch through a socket into one buffer of the JVM: of this size it stays in the cache on its way, and the JVM takes the
-# buffer from its pool. 20 MB at a time cost a fifth more of the CPU time of a query (`perf/lake.py`).
+# For Spark, which takes a batch through a socket into one buffer of the JVM. Batches of 20 MB cost about a fifth more CPU time a query than sizes of
+# 0.6 to 7 MB did; why is not known: the caches, or the JVM's pool of buffers (docs/pipeline.md, what it costs).
 SMALL = BatchSize(16384, 1 << 20)
 
 
