@@ -26,6 +26,7 @@ from topicsd.segments.verify import Problem, Verifier
 COLD = 3
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
 COUNT_SHARE = 20  # and no more of the time than one part in so many
+TOPICS_A_CALL = 1000  # the writer's step stays short
 Key = tuple[Path, int, str]
 Identity = tuple[int, int, int, int]
 
@@ -51,6 +52,7 @@ class Damage:
         self._before: dict[Key, Identity | None] = {}  # in the one before it, and since
         self._visited: set[Identity] = set()
         self._told: set[Key] = set()
+        self._log_found: dict[Path, list[LogDamage]] = {}  # by the shard's folder
         self._met = self._log_met = 0
         self._generation = shared.generation
         self._count_at_ms = 0
@@ -151,17 +153,18 @@ class Damage:
 
     # ---- the log -----------------------------------------------------------------------------------------------------------------
 
-    def look_at_log(self) -> int:
-        """Verify every frame of the log that is synced; return how many bytes were read."""
-        size, found = 0, list[LogDamage]()
+    def look_at_log(self, most: int = 1 << 62) -> int:
+        """Verify the frames of the log that are synced, the newest `most` bytes or so of each shard; return how many bytes were read."""
+        size, found = 0, dict[Path, list[LogDamage]]()
         for folder in sorted((self.data_dir / "log").glob("shard-[0-9][0-9]")):
-            first, read = self._damaged(folder)
+            first, begins, read = self._damaged(folder, most)
             size += read
-            if first:  # a file may have gone meanwhile
-                again = {(each.position, each.got) for each in self._damaged(folder)[0]}
-                found += [each for each in first if (each.position, each.got) in again]
-        self.figures.set("log_damaged", len(found))
-        for each in found:
+            again = {(each.position, each.got) for each in self._damaged(folder, most)[0]} if first else set()  # a file may have gone meanwhile
+            older = [each for each in self._log_found.get(folder, []) if each.position < begins and Path(os.fsdecode(each.path)).exists()]
+            found[folder] = older + [each for each in first if (each.position, each.got) in again]
+        self._log_found = found
+        self.figures.set("log_damaged", sum(map(len, found.values())))
+        for each in (each for some in found.values() for each in some):
             path = Path(os.fsdecode(each.path))
             key = (path, each.offset, each.got)
             if key not in self._told:
@@ -169,16 +172,16 @@ class Damage:
                 log.error("damage", what=f"{path}, byte {each.offset}: {each.bytes} bytes, {each.got}, expected {each.expected}", loses=True)
         return size
 
-    def _damaged(self, folder: Path) -> tuple[list[LogDamage], int]:
+    def _damaged(self, folder: Path, most: int) -> tuple[list[LogDamage], int, int]:
+        """What is damaged from a position on, that position, and how many bytes were read."""
         shard = int(folder.name[-2:])
         synced = int(str(self.shared.shard(shard)["synced"]))
         files = log_walk.list_files(os.fsencode(folder))
-        if not files:
-            return [], 0
+        begins = next((file.first_position for file in files if file.first_position + file.bytes + most > synced), synced)
         with contextlib.suppress(OSError, log_walk.LogFormatError):
-            walked = log_walk.check(folder, shard, from_position=files[0].first_position, known=synced)
-            return [each for each in walked.damaged if each.position + each.bytes <= synced], walked.bytes
-        return [], 0
+            walked = log_walk.check(folder, shard, from_position=begins, known=synced)
+            return [each for each in walked.damaged if each.position + each.bytes <= synced], begins, walked.bytes
+        return [], begins, 0
 
     # ---- counts ------------------------------------------------------------------------------------------------------------------
 
@@ -190,8 +193,9 @@ class Damage:
                 total = totals.setdefault((slot, topic_id), [0, 0])
                 total[0] += records
                 total[1] += size
-        if totals or self._shown:
-            self.show([[slot, topic_id, *totals.get((slot, topic_id), (0, 0))] for slot, topic_id in self._shown | totals.keys()])
+        told = [[slot, topic_id, *totals.get((slot, topic_id), (0, 0))] for slot, topic_id in self._shown | totals.keys()]
+        for first in range(0, len(told), TOPICS_A_CALL):
+            self.show(told[first : first + TOPICS_A_CALL])
         self._shown = set(totals)
 
 

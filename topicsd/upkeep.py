@@ -36,6 +36,7 @@ FREED_BYTES_MIN = 1 << 20  # less is not worth three new files
 INDEX_BYTES = 25  # of a seq in an index: dead ones keep their place there
 RECORD_BYTES = 64  # of a record beside its payload
 ROWS_A_CALL = 32
+LOG_BYTES_A_PASS = 1 << 30  # the log is read in one go: what is older, because something pins it, is looked at when a read meets damage
 SEGMENTS_A_STEP = 256  # small ones; the bytes are limited by the clock
 
 Ranges = list[tuple[int, int, bytes, bytes]]
@@ -102,7 +103,7 @@ class Upkeep:
         """What is to be verified in a pass: the log, and every file of the table, as they are now."""
         self.damage.begin_pass()
         assert self.scrubber is not None
-        self.scrubber.pay(self.damage.look_at_log())
+        self.scrubber.pay(self.damage.look_at_log(LOG_BYTES_A_PASS))
         for file in upkeep.listed(self.shared):
             yield from self._items(file)
 

@@ -343,3 +343,21 @@ def test_what_is_deleted_while_its_index_is_damaged_does_not_come_back_with_it(l
         assert [record["$seq"] for record in library.read_all("t")[0]] == live
         assert (library.state("t")["count"], library.state("t")["bytes"]) == (len(live), len(live) * 510)
     assert library.engine.owed.by_topic == {}
+
+
+def test_a_pass_reads_the_newest_of_a_log_and_an_alarm_all_of_it(tmp_path: Path) -> None:
+    library = Library(str(tmp_path), FakeClock(), file_bytes=1 << 16)
+    library.put("t")
+    fill(library, "t", 600)
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    oldest = min(tmp_path.rglob("*.log"))
+    at = oldest.read_bytes().index(b"000023x")
+    flip(oldest, at)
+    whole = care.damage.look_at_log()
+    assert care.figures.get("log_damaged") == 1
+    assert 0 < care.damage.look_at_log(1 << 16) < whole // 2
+    assert care.figures.get("log_damaged") == 1, "what was not read is what it was"
+    flip(oldest, at)
+    care.damage.look_at_log()
+    assert care.figures.get("log_damaged") == 0
+    library.close()
