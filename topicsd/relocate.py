@@ -202,7 +202,10 @@ class Relocation:
     def _begin_move(self) -> bool:
         for file in self.due():
             ranges = upkeep.ranges(self.shared, file.number)
-            if not ranges or not self.may_go(ranges[0][0], ranges[0][1], ROW.unpack_from(ranges[0][2])[1]):
+            if not ranges:  # its topic moved too often while it was looked at, or it has just gone
+                self._refused[file.number, file.serial] = self._now_ms + RETRY_MS
+                continue
+            if not self.may_go(ranges[0][0], ranges[0][1], ROW.unpack_from(ranges[0][2])[1]):
                 self._refused[file.number, file.serial] = self._now_ms + NEEDED_MS
                 continue
             source = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)

@@ -404,3 +404,36 @@ def test_exactly_once_copies_of_a_chain_keep_their_origins_whatever_is_sealed_be
         shrinks(library, "a", "b", "c", "d")
         library.kill()
     library.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_floors_of_sealed_records_hold_whatever_is_raised_or_set_back(tmp_path: Path, clock: FakeClock, when: str) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=1 << 16)
+    library.put("cap", cap_records=50)
+    library.put("ttl", ttl_ms=10_000)
+    for name in ("cap", "ttl"):
+        for n in range(200):
+            library.append(name, [{"data": n}])
+        if when == "before":
+            library.seal(name, 40)
+    clock.advance(20_000)
+    for name in ("cap", "ttl"):
+        for n in range(200, 230):
+            library.append(name, [{"data": n}])
+        if when == "after":
+            library.seal(name, 40)
+    library.engine.tick()
+    before = {name: (library.read_all(name), library.state(name)) for name in ("cap", "ttl")}
+    assert [record["data"] for record in before["cap"][0][0]] == list(range(180, 230))
+    assert [record["data"] for record in before["ttl"][0][0]] == list(range(200, 230))
+    library.put("cap")
+    library.put("ttl", ttl_ms=1 << 40)
+    clock.step(-3_600_000)
+    for restart in (lambda: None, library.kill, library.checkpoint, library.kill, library.checkpoint, library.stop, library.reboot):
+        restart()
+        for name in ("cap", "ttl"):
+            (records, tombstones), state = library.read_all(name), library.state(name)
+            assert (records, tombstones) == before[name][0], name
+            assert state["earliest"] == before[name][1]["earliest"] and state["count"] == before[name][1]["count"]
+    assert library.append("ttl", [{"data": "new"}])["first_seq"] > 230
+    library.close()
