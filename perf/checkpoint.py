@@ -77,9 +77,10 @@ class Writes:
         self.chance, self.token = random.Random(5), 1 << 40
 
     def during(self, goes_on: Callable[[], bool]) -> list[float]:
-        """Write while it goes on, with the checkpoint's slices in between; return the latencies in ms, sorted."""
+        """Write while it goes on, with the checkpoint's slices in between; return the latencies in ms."""
         sequencer, checkpoints, clock = self.store.sequencer, self.store.checkpoints, self.store.clock
         took, due_ns, pack_at_ns = list[float](), time.perf_counter_ns(), 0
+        self.packing = 0  # writes while there was still something to pack
         while goes_on():
             now_ns = time.perf_counter_ns()
             if checkpoints.packing is None:
@@ -104,7 +105,8 @@ class Writes:
                 pass
             done_ns = time.perf_counter_ns()
             took += [(done_ns - each) / 1e6 for each in sent]
-        return sorted(took)
+            self.packing = len(took) if checkpoints.packing is not None else self.packing
+        return took
 
 
 def writes(store: Store, topics: int, seconds: float, a_second: int) -> None:
@@ -118,8 +120,10 @@ def writes(store: Store, topics: int, seconds: float, a_second: int) -> None:
         begun = time.monotonic()
         with_it = load.during(lambda: checkpoints.packing is not None or checkpoints._running is not None)
         took, layers = time.monotonic() - begun, len(checkpoints.kept[-1].layers)
-        p50, p99 = ([each[len(each) * share // 100] for each in (without, with_it)] for share in (50, 99))
+        parts = [sorted(without), sorted(with_it), sorted(with_it[: load.packing]), sorted(with_it[load.packing :])]
+        p50, p99 = ([each[len(each) * share // 100] if each else 0.0 for each in parts] for share in (50, 99))
         told = f"p50 {p50[0]:.3f} and {p50[1]:.3f} ms, p99 {p99[0]:.3f} and {p99[1]:.3f} ms: {p99[1] / p99[0]:.2f} x"
+        told += f" ({p99[2]:.3f} while it was packed, {p99[3]:.3f} while it was written)"
         pause = store.figures.get("checkpoint_held_us") / 1000
         size = f"{checkpoints.size >> 10} KiB, layer {layers}, in {took:.1f} s, pause at most {pause:.1f} ms"
         print(f"checkpoint {taken}: writes without and during it {told}; {len(with_it)} writes meanwhile, {size}", flush=True)
