@@ -44,6 +44,7 @@ cdef class Packed:
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]
     cdef int reserve(self, uint64_t wanted) noexcept nogil
+    cdef void drop(self) noexcept nogil                  # nobody looks at its bytes any more
     cdef int need(self, uint64_t more) noexcept nogil
     cdef int put(self, const void *from_bytes, uint64_t count) noexcept nogil
     cdef int align(self) noexcept nogil

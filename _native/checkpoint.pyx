@@ -65,6 +65,11 @@ cdef class Packed:
             self.bytes[at] = 0
         return 0
 
+    cdef void drop(self) noexcept nogil:
+        free(self.bytes)
+        self.bytes = NULL
+        self.used = self.room = 0
+
     def __getbuffer__(self, Py_buffer *view, int flags):
         if flags & PyBUF_WRITABLE:
             raise BufferError("what is packed is not changed")

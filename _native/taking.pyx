@@ -46,6 +46,13 @@ cdef class Taking:
         if failed:
             raise MemoryError
 
+    def drop(self):
+        """Let go of what was packed. For another thread, once it is written: so many pages take their time, and the writer has none."""
+        with nogil:
+            self.topics.drop()
+            self.jobs.drop()
+            self.notes.drop()
+
     cdef void set_moment(self):
         cdef EngineCore engine = self.engine
         cdef int number

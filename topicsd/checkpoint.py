@@ -50,6 +50,7 @@ ID_MAX = 1 << 64
 NICE = 5  # of the thread that writes snapshots and removes files
 NOTES = "notes"  # the section of what held-up routers have still to copy
 SYNC_LOOK_S = 0.001
+WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold up the log's writes on the same disk
 RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
@@ -286,7 +287,7 @@ class Checkpoints:
         if self._pool is not None:
             self.not_before_ms = max(self.not_before_ms, store.clock.mono_ms() + COST_SHARE * packing.held_us // 1000)
         header = {**packing.header, "needed": needed}
-        self._do(lambda: self._write(header, sections), lambda: self._written(packing, needed, store.clock.mono_ms() - self.taken_ms))
+        self._do(lambda: self._write(header, sections, room), lambda: self._written(packing, needed, store.clock.mono_ms() - self.taken_ms))
 
     def _do(self, job: Callable[[], None], then: Callable[[], None] | None) -> None:
         if self._pool is not None:
@@ -303,19 +304,27 @@ class Checkpoints:
             self.waiting.append(Waiting(number, gone[0], gone[1:]))
         segments.retired.clear()
 
-    def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]]) -> None:
+    def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]], room: taking.Taking | None = None) -> None:
         files = self.store.files
         self._wait_synced(header["moment"])
         try:
-            self.size, self.digest = snapshot.write(self.path, files, header, sections)
+            self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         except OSError as wrong:
             if wrong.errno != errno.ENOSPC or not snapshot.reserve_path(self.path).exists():
                 raise
             # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
             file_ops.remove(files, snapshot.reserve_path(self.path))
-            self.size, self.digest = snapshot.write(self.path, files, header, sections)
+            self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
+        sections.clear()
+        if room is not None:
+            room.drop()
         with contextlib.suppress(OSError):
             snapshot.reserve(self.path, files, max(self.size, *(layer.bytes for kept in self.kept for layer in kept.layers), 0))
+
+    def _pause(self, written: int) -> None:
+        """Let the log have the disk in between: a snapshot is in no hurry, unless the server ends."""
+        if self._pool is not None and not self.closing:
+            time.sleep(written / WRITTEN_A_SECOND)
 
     def _wait_synced(self, moment: list[int]) -> None:
         """Wait until the log up to the moment is on the disk: before that there must be no snapshot of it. Raises OSError."""

@@ -15,7 +15,7 @@ import hashlib
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ _ROW = struct.Struct("<QQII")
 _HEAD_MAGICS, _FOOT_MAGIC = (b"TPSNAP01", b"TPSNAP02"), b"TPSNAPND"
 _DIGITS = 20
 RESERVE_BYTES_MIN = 1 << 16
+PART_BYTES = 1 << 20
 
 Json = dict[str, Any]
 
@@ -110,8 +111,13 @@ def path_of(data_dir: Path, number: int) -> Path:
     return data_dir / FOLDER / f"snapshot-{number:0{_DIGITS}d}"
 
 
-def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tuple[str, bytes | memoryview]]) -> tuple[int, int]:
-    """Write a snapshot and make it durable under its name; return (its bytes, its digest). Raises OSError: then there is none of that number."""
+def write(
+    data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tuple[str, bytes | memoryview]], pause: Callable[[int], object] = int
+) -> tuple[int, int]:
+    """Write a snapshot and make it durable under its name; return (its bytes, its digest). Raises OSError: then there is none of that number.
+
+    pause: called with the bytes of each mebibyte or less that was written: who writes other files of the disk meanwhile has his turn.
+    """
     parts = list(sections)
     header = {**header, "version": VERSION, "sections": [[name, len(part)] for name, part in parts]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -121,7 +127,10 @@ def write(data_dir: Path, files: FileSystem, header: Json, sections: Iterable[tu
     pieces = (_HEAD.pack(_HEAD_MAGICS[-1], len(text)), text, *(part for _name, part in parts), _FOOT_MAGIC)
     try:
         for piece in pieces:
-            file.write(piece)
+            for first in range(0, len(piece), PART_BYTES):
+                file.write(memoryview(piece)[first : first + PART_BYTES])
+                if file.size >= PART_BYTES:
+                    pause(PART_BYTES)
         checksum = checksum_of(pieces)
         file.write(checksum)
         file.finish()
