@@ -4,7 +4,7 @@ from cpython.buffer cimport PyBUF_WRITABLE
 from libc.errno cimport ENOMEM
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 from posix.mman cimport madvise
 
 from topicsd._native.atomics cimport load_relaxed_64, store_relaxed_64, store_release_64
@@ -23,7 +23,7 @@ from topicsd._native.regions cimport Shared
 from topicsd._native.routes cimport Note, Outlets, origin_run, origins_head, route_origin
 from topicsd._native.sealed cimport Rows, rows_append, rows_of_topic
 from topicsd._native.slabs cimport slab_class_for, slab_take
-from topicsd._native.table cimport config_dead_letter, config_set_dead_letter, table_insert
+from topicsd._native.table cimport config_dead_letter, config_set_dead_letter, slot_name, table_insert
 from topicsd._native.tags cimport tags_add, tags_new
 from topicsd._native.topics cimport Core, Private, jobs_changed, jobs_of, private_of, touch
 
@@ -136,7 +136,7 @@ cdef class Packed:
         if self.put(&size, 8) != 0:
             return -ENOMEM
         at = self.used
-        if self.put(&row, sizeof(row)) != 0 or self.put(topic.name, row.name_bytes) != 0:
+        if self.put(&row, sizeof(row)) != 0 or self.put(slot_name(core.regions, topic, topic.name_bytes), row.name_bytes) != 0:
             return -ENOMEM
         if row.dead_letter_bytes and self.put(dead_letter, row.dead_letter_bytes) != 0:
             return -ENOMEM
@@ -364,6 +364,8 @@ cdef class Loader:
     cdef uint32_t number        # of the snapshot whose rows are being loaded
     cdef list changed           # slots that are no longer what their row says
     cdef uint64_t moment[8]
+    cdef segment_file last_file
+    cdef uint32_t last_number
     cdef uint8_t *part
     cdef uint64_t part_room
 
@@ -430,7 +432,6 @@ cdef class Loader:
         cdef Reading reading
         cdef TopicRow row
         cdef topic_slot *topic
-        cdef Private *own
         cdef const uint8_t *name
         cdef uint32_t slot
         reading.at, reading.end = raw, raw + size
@@ -441,13 +442,13 @@ cdef class Loader:
             raise MemoryError
         _align(&reading, raw)
         slot = table_insert(core.regions, <const char *>name, row.name_bytes, row.topic_id, &row.config)
-        own = private_of(core, slot) if slot != NO_SLOT else NULL
-        if own == NULL:
+        if slot == NO_SLOT:
             raise MemoryError("the topic table is full")
         topic = &core.regions.table[slot]
         core.changes.stamps[slot] = self.number
         self.core._count_topic(&row.config, 1)
-        self.core.learn_id(row.topic_id, slot)
+        if self.core.learn(row.topic_id, slot) != 0:
+            raise MemoryError
         topic.last_write_ms, topic.last_read_ms, topic.last_ts = row.last_write_ms, row.last_read_ms, row.last_ts
         self.core.newest_ts = max(self.core.newest_ts, row.last_ts)
         topic.cap_lost, topic.ttl_lost, topic.hole_lost, topic.hole_reason = row.cap_lost, row.ttl_lost, row.hole_lost, row.hole_reason
@@ -465,13 +466,13 @@ cdef class Loader:
         if row.config.type == TOPIC_QUEUE:
             if jobs_of(core, slot) == NULL:
                 raise MemoryError
-            jobs_added(own.jobs, topic.count)    # a row of the section of jobs says which of them are not fresh
+            jobs_added(jobs_of(core, slot), topic.count)    # a row of the section of jobs says which of them are not fresh
             jobs_changed(core, slot)
-        own.written_ms = core.mono_ms
-        own.last_position = self.moment[row.shard & 7] - 1 if self.moment[row.shard & 7] else 0
-        self.core.set_topic(slot, row.ceiling, row.shard)
+        topic.written_ms = core.mono_ms
+        topic.last_position = self.moment[row.shard & 7] - 1 if self.moment[row.shard & 7] else 0
+        self.core.place(slot, row.ceiling, <uint32_t>row.shard)
         self.origins(&reading, topic, row.origins, raw)
-        self.windows(&reading, own, row.windows, raw)
+        self.windows(&reading, slot, row.windows, raw)
         if row.config.ttl_ms:
             self.with_ttl.append((slot, row.topic_id))
         if row.ttl_lost:
@@ -487,9 +488,7 @@ cdef class Loader:
         for number in range(count):
             memcpy(&body, bodies + number * sizeof(segment_body), sizeof(body))
             if body.row.file:
-                body.row.file = <uint32_t>self.take_file((<const uint8_t *>&body)[:sizeof(body)])
-                if body.row.file == 0:
-                    raise MemoryError("the table of segment files is full")
+                body.row.file = self.file_of(&body)
             if body.row.marks_at:
                 size = (body.row.last_seq - body.row.first_seq) // 64 * 8 + 8
                 offset = slab_take(self.core.core.regions, slab_class_for(size))
@@ -500,6 +499,15 @@ cdef class Loader:
             if rows_append(self.core.core.regions, topic, &body.row) != 0:
                 raise MemoryError
         return 0
+
+    cdef uint32_t file_of(self, const segment_body *body) except 0:
+        """The number of the file that a row leads into; the rows of a pack come one after another."""
+        if self.last_number == 0 or memcmp(&body.file, &self.last_file, sizeof(segment_file)) != 0:
+            self.last_number = <uint32_t>self.take_file((<const uint8_t *>body)[:sizeof(segment_body)])
+            if self.last_number == 0:
+                raise MemoryError("the table of segment files is full")
+            self.last_file = body.file
+        return self.last_number
 
     cdef int runs(self, Reading *reading, uint32_t slot, uint32_t count) except -1:
         cdef topic_slot *topic = &self.core.core.regions.table[slot]
@@ -559,7 +567,7 @@ cdef class Loader:
         """Count what is deleted, put tags into the tag index."""
         cdef Core *core = &self.core.core
         cdef topic_slot *topic = &core.regions.table[slot]
-        cdef Private *own = core.privates[slot]
+        cdef Private *own
         cdef const record_entry *record
         cdef uint64_t number
         for number in range(at, end):
@@ -572,9 +580,10 @@ cdef class Loader:
                 record = self.read(&entries[number])
                 if record == NULL:
                     continue
-                if own.tags == NULL:
+                own = private_of(core, slot)
+                if own != NULL and own.tags == NULL:
                     own.tags = tags_new()
-                if own.tags == NULL or tags_add(own.tags, entry_tag(record), record.tag_bytes, first_seq + number) != 0:
+                if own == NULL or own.tags == NULL or tags_add(own.tags, entry_tag(record), record.tag_bytes, first_seq + number) != 0:
                     raise MemoryError
         return 0
 
@@ -613,8 +622,9 @@ cdef class Loader:
             _align(reading, start)
         return 0
 
-    cdef int windows(self, Reading *reading, Private *own, uint32_t count, const uint8_t *start) except -1:
+    cdef int windows(self, Reading *reading, uint32_t slot, uint32_t count, const uint8_t *start) except -1:
         cdef Core *core = &self.core.core
+        cdef Private *own = private_of(core, slot) if count else NULL
         cdef WindowRow row
         cdef const uint8_t *key
         cdef uint32_t _
@@ -623,12 +633,12 @@ cdef class Loader:
             memcpy(&row, _take(reading, sizeof(row)), sizeof(row))
             key = _take(reading, row.key_bytes)
             _align(reading, start)
-            if own.dedupe == NULL:
+            if own != NULL and own.dedupe == NULL:
                 own.dedupe = dedupe_new()
             age_ms = <int64_t>core.wall_ms - row.arrived_ms    # below 0: the clock has stepped back, see settle_windows
             if row.arrived_ms > <int64_t>self.core.newest_ts:
                 self.core.newest_ts = <uint64_t>row.arrived_ms
-            if own.dedupe == NULL or dedupe_add(
+            if own == NULL or own.dedupe == NULL or dedupe_add(
                     own.dedupe, key, <unsigned short>row.key_bytes, row.records_xxh3, row.first_seq, row.count, core.mono_ms - age_ms) == NULL:
                 raise MemoryError
         return 0

@@ -6,16 +6,15 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from topicsd._native.layout cimport frame_header, topic_config
-from topicsd._native.queue_door cimport QueueDoor
+from topicsd._native.replay_core cimport ReplayCore
 from topicsd._native.routes cimport Route
 from topicsd._native.topics cimport Private
 
 
-cdef class EngineCore(QueueDoor):
+cdef class EngineCore(ReplayCore):
     cdef public list gone         # (number of the first checkpoint without it, id) of topics that were removed, in order
 
     cdef Route *_route(self, uint32_t number) except NULL
     cdef int _replay_cursors(self, const frame_header *frame) noexcept nogil
-    cdef void _remember_again(self, uint32_t slot, Private *own) noexcept
-    cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept
+    cdef void _remember_again(self, uint32_t slot) noexcept
     cdef int _pack(self, topic_config *packed, dict config) except -1

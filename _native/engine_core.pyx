@@ -10,22 +10,22 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from topicsd._native.atomics cimport clock_mono_ns, load_relaxed_64, store_relaxed_64, store_release_64
+from topicsd._native.atomics cimport clock_mono_ns, load_relaxed_64, store_relaxed_64
 from topicsd._native.batch cimport BATCH_APPEND, Batch, free_owned, queue_at, queue_push
 from topicsd._native.durable cimport durable_settle
 from topicsd._native.files cimport FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
-    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_HEADER_BYTES, FRAME_LEASE, FRAME_MAGIC,
-    FRAME_ROUTER_CURSOR, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY,
-    TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY,
-    TOPIC_LEASES_DURABLE, TOPIC_LOG, TOPIC_QUEUE, control, frame_header, index_entry, topic_config, topic_slot,
+    CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_CEILING, FRAME_HEADER_BYTES, FRAME_LEASE,
+    FRAME_MAGIC, FRAME_ROUTER_CURSOR, FRAME_SEGMENT, FRAME_TOPIC_CREATE, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL,
+    TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY, TOPIC_LEASES_DURABLE,
+    TOPIC_LOG, TOPIC_QUEUE, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
 from topicsd._native.order cimport order_build, order_insert, order_remove, order_reset
-from topicsd._native.queue_door cimport QueueDoor
+from topicsd._native.replay_core cimport REPLAY_DONE, REPLAY_LEFT, ReplayCore, Replayed
 from topicsd._native.routes cimport (
     ROUTE_TEXT_MAX, Outlets, Route, forwarder_files, forwarder_queue, notes_delete, outlets_of, replay_cursors, route_add, route_change,
     route_of, route_remove,
@@ -35,8 +35,7 @@ from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
 )
 from topicsd._native.topics cimport (
-    Private, batch_payload, delete_before, delete_matching, evict, expire, leave_hole, lose_through, private_drop, private_of,
-    touch, wake_watchers,
+    Private, batch_payload, delete_before, delete_matching, evict, expire, leave_hole, lose_through, private_drop, touch, wake_watchers,
 )
 
 cdef enum:
@@ -48,7 +47,7 @@ DURABILITIES = ("ephemeral", "memory", "disk", "fsync")    # by enum durability_
 
 
 @cython.no_gc_clear
-cdef class EngineCore(QueueDoor):
+cdef class EngineCore(ReplayCore):
     """The sequencer with a door for the engine's commands: one thread, the writer's (ARCHITECTURE section 1)."""
 
     def __cinit__(self, *args):
@@ -246,54 +245,35 @@ cdef class EngineCore(QueueDoor):
             "bytes": topic.bytes, "next_seq": topic.next_seq,
             "last_ts": topic.last_ts, "ceiling_durable": topic.ceiling_durable, "ceiling_asked": topic.ceiling_asked, "shard": topic.shard,
             "pending_batches": topic.pending_batches, "durability": topic.config.durability,
-            "last_position": self.core.privates[slot].last_position if self.core.privates[slot] != NULL else 0,
+            "last_position": topic.last_position,
         }
-
-    def set_topic(self, uint32_t slot, uint64_t ceiling, uint64_t shard):
-        """Set a new topic's shard and the ceiling that its create frame has reserved."""
-        cdef topic_slot *topic = &self.core.regions.table[slot]
-        touch(&self.core, slot)
-        topic.shard = shard
-        topic.ceiling_durable = topic.ceiling_asked = ceiling
-        if ceiling > topic.head:
-            self._remember_raised(slot)
-
-    def set_ceiling(self, uint32_t slot, uint64_t ceiling):
-        """Set the ceiling that a frame has just lowered or replay has found."""
-        cdef topic_slot *topic = &self.core.regions.table[slot]
-        touch(&self.core, slot)
-        topic.ceiling_durable = topic.ceiling_asked = ceiling
-        if ceiling > topic.head:
-            self._remember_raised(slot)
 
     def idle_ceilings(self, int64_t mono_ms, int most):
         """Return up to `most` slots whose ceiling is above their head and that nobody has written for a second."""
         cdef list idle = []
         cdef uint64_t looked = 0, length = self.raised_end - self.raised_first
         cdef uint32_t slot
-        cdef Private *own
         cdef topic_slot *topic
         while looked < length and looked < 4096 and len(idle) < most:
             looked += 1
             slot = self.raised[self.raised_first & self.raised_mask]
             self.raised_first += 1
-            own = self.core.privates[slot]
             topic = &self.core.regions.table[slot]
-            if own == NULL or not own.raised or topic.topic_id == 0:
+            if not topic.raised or topic.topic_id == 0:
                 continue
-            own.raised = 0
+            topic.raised = 0
             if topic.ceiling_asked <= topic.head:
                 continue
-            if mono_ms >= 0 and (mono_ms - own.written_ms < CEILING_IDLE_MS or topic.pending_batches):
-                self._remember_again(slot, own)
+            if mono_ms >= 0 and (mono_ms - topic.written_ms < CEILING_IDLE_MS or topic.pending_batches):
+                self._remember_again(slot)
                 continue
             idle.append(slot)
         return idle
 
-    cdef void _remember_again(self, uint32_t slot, Private *own) noexcept:
-        cdef int64_t written_ms = own.written_ms
+    cdef void _remember_again(self, uint32_t slot) noexcept:
+        cdef int64_t written_ms = self.core.regions.table[slot].written_ms
         self._remember_raised(slot)
-        own.written_ms = written_ms
+        self.core.regions.table[slot].written_ms = written_ms
 
     # ---- routers ---------------------------------------------------------------------------------------------------------------
 
@@ -468,14 +448,6 @@ cdef class EngineCore(QueueDoor):
         rows_drop_all(self.core.regions, topic)
         table_remove(self.core.regions, slot)
 
-    cdef void _count_topic(self, const topic_config *config, int64_t change) noexcept:
-        cdef control *shown = self.core.regions.control
-        store_relaxed_64(&shown.topics, shown.topics + <uint64_t>change)
-        store_relaxed_64(&shown.topics_by_class[config.durability], shown.topics_by_class[config.durability] + <uint64_t>change)
-        if config.type == TOPIC_QUEUE:
-            store_relaxed_64(&shown.queue_topics, shown.queue_topics + <uint64_t>change)
-        store_release_64(&shown.names_version, shown.names_version + 1)
-
     cdef int _pack(self, topic_config *packed, dict config) except -1:
         cdef bytes dead_letter
         memset(packed, 0, sizeof(topic_config))
@@ -575,21 +547,16 @@ cdef class EngineCore(QueueDoor):
         cdef uint64_t payload = batch_payload(frame, &records, &largest)
         return records, payload
 
-    def live_slots(self):
-        """Return the slots of all topics."""
+    def live_slots(self, bint only_ephemeral=False):
+        """Return the slots of all topics, or of the ephemeral ones."""
         cdef uint64_t slot
+        cdef const topic_slot *topic
         cdef list slots = []
         for slot in range(self.core.regions.control.table_high):
-            if self.core.regions.table[slot].topic_id != 0:
+            topic = &self.core.regions.table[slot]
+            if topic.topic_id != 0 and (not only_ephemeral or topic.config.durability == CLASS_EPHEMERAL):
                 slots.append(slot)
         return slots
-
-    def set_last_position(self, uint32_t slot, uint64_t position):
-        """Remember where replay has last met a topic."""
-        cdef Private *own = private_of(&self.core, slot)
-        if own == NULL:
-            raise MemoryError
-        own.last_position = position
 
     def settle_windows(self):
         """Let idempotency windows go on where they stood: as old as the newest frame says when the clock has stepped back meanwhile."""
@@ -605,34 +572,6 @@ cdef class EngineCore(QueueDoor):
                 for number in range(own.dedupe.first, own.dedupe.end):
                     own.dedupe.fifo[number & own.dedupe.fifo_mask].arrived_ms -= ahead_ms
 
-    def learn_id(self, uint64_t topic_id, uint32_t slot):
-        """Remember a topic id during replay; NO_SLOT forgets it."""
-        cdef uint64_t place, number, old_mask = self.ids_mask
-        cdef uint64_t *old = self.ids
-        if (self.ids_used + 1) * 2 > self.ids_mask:
-            self.ids_mask = old_mask * 2 + 1
-            self.ids = <uint64_t *>calloc((self.ids_mask + 1) * 2, sizeof(uint64_t))
-            if self.ids == NULL:
-                self.ids, self.ids_mask = old, old_mask
-                raise MemoryError
-            self.ids_used = 0
-            for number in range(old_mask + 1):
-                if old[2 * number] != 0:
-                    self.learn_id(old[2 * number], <uint32_t>old[2 * number + 1])
-            free(old)
-        place = (topic_id * <uint64_t>0x1E3779B97F4A7C15) >> 20 & self.ids_mask
-        while self.ids[2 * place] != 0 and self.ids[2 * place] != topic_id:
-            place = (place + 1) & self.ids_mask
-        if self.ids[2 * place] == 0:
-            self.ids_used += 1
-        self.ids[2 * place] = topic_id
-        self.ids[2 * place + 1] = slot
-
-    def slot_of(self, uint64_t topic_id):
-        """Return the slot of a topic id seen in replay, or None."""
-        cdef uint32_t slot = self._slot_of(topic_id)
-        return None if slot == NO_SLOT else slot
-
     def set_replayer(self, replayer):
         """Set who is called with each frame that is not an append: (type, shard, topic id, base seq, body, position)."""
         self.replayer = replayer
@@ -645,6 +584,7 @@ cdef class EngineCore(QueueDoor):
 cdef int replay_visit(void *context, const frame_header *frame, uint64_t position) noexcept nogil:
     cdef uint64_t place = (<uint64_t>frame.shard << POSITION_BITS) | position
     cdef int result
+    cdef Replayed replayed = REPLAY_LEFT
     if frame.type == FRAME_APPEND:
         result = (<EngineCore>context).replay_append(frame, place)
         if result == 0:
@@ -655,6 +595,14 @@ cdef int replay_visit(void *context, const frame_header *frame, uint64_t positio
         return -1 if result < 0 else 0
     if frame.type == FRAME_ROUTER_CURSOR:
         return (<EngineCore>context)._replay_cursors(frame)
+    if frame.type == FRAME_TOPIC_CREATE:
+        replayed = (<EngineCore>context).replay_create(frame, position)
+    elif frame.type == FRAME_CEILING:
+        replayed = (<EngineCore>context).replay_ceiling(frame)
+    elif frame.type == FRAME_SEGMENT:
+        replayed = (<EngineCore>context).replay_segment(frame, position)
+    if replayed != REPLAY_LEFT:
+        return 0 if replayed == REPLAY_DONE else -1
     with gil:
         return _replay_other(<EngineCore>context, frame, position)
 

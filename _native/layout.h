@@ -228,6 +228,7 @@ _Static_assert(sizeof(struct log_file_row) == 32, "log file row");
 
 /* ---- topic table ----------------------------------------------------------------------------------------------------- */
 #define NAME_BYTES_MAX 255u
+#define NAME_INLINE_BYTES 64u /* a longer name stands in an index slab */
 #define TOPICS_HARD_MAX (1u << 20)
 #define NO_SLOT 0xFFFFFFFFu
 
@@ -280,11 +281,13 @@ struct topic_slot {
     uint64_t deleted_in_index; /* entries flagged deleted at or above earliest */
     uint64_t holes;         /* number of hole ranges at or above index_base */
     /* writer's own, never read by workers */
-    uint64_t next_seq, last_ts, ceiling_durable, ceiling_asked, ceiling_idle_ms;
+    uint64_t next_seq, last_ts, ceiling_durable, ceiling_asked;
+    int64_t written_ms;     /* monotonic: last write, for lowering an idle ceiling */
     uint64_t pending_records, pending_bytes, pending_batches;
-    uint64_t shard;
+    uint32_t shard;
+    uint32_t raised;        /* stands in the list of topics whose ceiling is above their head */
     uint64_t queue_ready, queue_in_flight, queue_dead_lettered;
-    uint64_t ephemeral_chunk; /* current chunk, 0 none */
+    uint64_t last_position; /* replay: of the last frame that names it */
     uint64_t hole_lost;     /* highest seq of a hole that `earliest` has passed; a part of evict_floor like cap_lost */
     uint64_t hole_reason;   /* its loss_reason */
     uint64_t derived;       /* writer, relaxed: number of the router that feeds this topic, 0 none */
@@ -296,9 +299,9 @@ struct topic_slot {
     uint64_t sealed_through;  /* seqs up to here stand in segments, not in the tail index; 0 none */
     uint64_t sealed_holes;    /* rows that have a hole */
     uint64_t unreadable;      /* live records and bytes that the disk has damaged, UNREADABLE_*: still in count and bytes, not in what is shown */
-    char name[NAME_BYTES_MAX + 1];
+    char name[NAME_INLINE_BYTES]; /* the name, or, of a longer one, the u64 offset of its index slab: table.pxd slot_name */
 };
-_Static_assert(sizeof(struct topic_slot) == 640, "topic slot");
+_Static_assert(sizeof(struct topic_slot) == 448, "topic slot");
 
 #define UNREADABLE_BYTES_BITS 36u /* of topic_slot.unreadable: the lower bits are bytes, the upper ones records; each stops at its largest value */
 

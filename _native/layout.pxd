@@ -22,6 +22,7 @@ cdef extern from "layout.h" nogil:
     const uint32_t LOG_FILES_MAX
     const uint32_t FSYNC_BUCKETS
     const uint32_t NAME_BYTES_MAX
+    const uint32_t NAME_INLINE_BYTES
     const uint32_t TOPICS_HARD_MAX
     const uint32_t NO_SLOT
     const uint32_t TOPIC_AUTO_PRIORITY
@@ -300,15 +301,16 @@ cdef extern from "layout.h" nogil:
         uint64_t last_ts
         uint64_t ceiling_durable
         uint64_t ceiling_asked
-        uint64_t ceiling_idle_ms
+        int64_t written_ms
         uint64_t pending_records
         uint64_t pending_bytes
         uint64_t pending_batches
-        uint64_t shard
+        uint32_t shard
+        uint32_t raised
         uint64_t queue_ready
         uint64_t queue_in_flight
         uint64_t queue_dead_lettered
-        uint64_t ephemeral_chunk
+        uint64_t last_position
         uint64_t hole_lost
         uint64_t hole_reason
         uint64_t derived
@@ -319,7 +321,7 @@ cdef extern from "layout.h" nogil:
         uint64_t sealed_through
         uint64_t sealed_holes
         uint64_t unreadable
-        char name[NAME_BYTES_MAX + 1]
+        char name[NAME_INLINE_BYTES]
 
     ctypedef struct index_entry "struct index_entry":
         uint64_t position

@@ -8,6 +8,7 @@ from libc.string cimport memcmp, memcpy, memmove
 from topicsd._native.atomics cimport fence_acquire, fence_release, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.layout cimport NAME_BYTES_MAX, NO_SLOT, topic_slot
 from topicsd._native.regions cimport Regions, Shared
+from topicsd._native.table cimport slot_name
 
 cdef extern from "sched.h" nogil:
     int sched_yield()
@@ -79,7 +80,7 @@ cdef inline int _compare(const Regions *regions, uint32_t slot, const char *name
         return 1
     topic = &regions.table[slot]
     length = min(topic.name_bytes, NAME_BYTES_MAX)
-    order = memcmp(topic.name, name, min(length, name_bytes))
+    order = memcmp(slot_name(regions, topic, length), name, min(length, name_bytes))
     if order != 0:
         return order
     return (length > name_bytes) - (length < name_bytes)
@@ -143,7 +144,7 @@ cdef uint32_t _collect(const Regions *regions, const char *after, uint32_t after
         topic = &regions.table[slot]
         out[found].slot = slot
         out[found].name_bytes = min(topic.name_bytes, NAME_BYTES_MAX)
-        memcpy(out[found].name, topic.name, out[found].name_bytes)
+        memcpy(out[found].name, slot_name(regions, topic, out[found].name_bytes), out[found].name_bytes)
         found += 1
     return found
 
@@ -229,7 +230,7 @@ cdef int _insert(Regions *regions, uint32_t slot) noexcept nogil:
         header.blocks = 1
         place.number = place.at = 0
     else:
-        _find(regions, topic.name, topic.name_bytes, &place)
+        _find(regions, slot_name(regions, topic, topic.name_bytes), topic.name_bytes, &place)
     block = _block(regions, _directory(regions)[place.number])
     if block.count == ORDER_BLOCK_SLOTS:
         if _split(regions, place.number) != 0:
@@ -272,7 +273,7 @@ cdef void order_remove(Regions *regions, uint32_t slot) noexcept nogil:
     cdef const topic_slot *topic = &regions.table[slot]
     cdef Place place
     cdef Block *block
-    if _header(regions).blocks == 0 or not _find(regions, topic.name, topic.name_bytes, &place):
+    if _header(regions).blocks == 0 or not _find(regions, slot_name(regions, topic, topic.name_bytes), topic.name_bytes, &place):
         return
     block = _block(regions, _directory(regions)[place.number])
     if place.at >= block.count or block.slots[place.at] != slot:
@@ -304,31 +305,54 @@ cdef void order_reset(Regions *regions) noexcept nogil:
 # ---- building ---------------------------------------------------------------------------------------------------------------
 
 
-cdef struct Key:          # most comparisons end in the first eight bytes
-    uint64_t prefix
-    const topic_slot *topic
-    uint32_t slot
+cdef struct Key:          # sorted eight bytes of the name at a time: names that begin alike are not looked at once a comparison
+    uint64_t part
+    uint32_t slot, left   # bytes of the name from this part on
 
 
-cdef inline uint64_t _prefix(const topic_slot *topic) noexcept nogil:
-    """The name's first eight bytes as a number that sorts as they do."""
-    cdef uint64_t prefix = 0
+cdef inline void _take_part(const Regions *regions, Key *key, uint32_t depth) noexcept nogil:
+    """Show the name's bytes depth .. depth + 7 as a number that sorts as they do; behind the end are zeroes."""
+    cdef const topic_slot *topic = &regions.table[key.slot]
+    cdef const uint8_t *name = <const uint8_t *>slot_name(regions, topic, topic.name_bytes)
     cdef uint32_t number
+    key.part = 0
+    key.left = topic.name_bytes - depth if topic.name_bytes > depth else 0
     for number in range(8):
-        prefix = prefix << 8 | (<uint8_t>topic.name[number] if number < topic.name_bytes else 0)
-    return prefix
+        key.part = key.part << 8 | (name[depth + number] if number < key.left else 0)
 
 
-cdef int _compare_keys(const void *left, const void *right) noexcept nogil:
+cdef int _compare_parts(const void *left, const void *right) noexcept nogil:
     cdef const Key *a = <const Key *>left
     cdef const Key *b = <const Key *>right
-    cdef int order
-    if a.prefix != b.prefix:
-        return -1 if a.prefix < b.prefix else 1
-    order = memcmp(a.topic.name, b.topic.name, min(a.topic.name_bytes, b.topic.name_bytes))
-    if order != 0:
-        return order
-    return (a.topic.name_bytes > b.topic.name_bytes) - (a.topic.name_bytes < b.topic.name_bytes)
+    if a.part != b.part:
+        return -1 if a.part < b.part else 1
+    return (a.left > b.left) - (a.left < b.left)    # of two that end here, zeroes and all, the shorter
+
+
+cdef bint _sorted(const Key *keys, uint64_t count) noexcept nogil:
+    cdef uint64_t number
+    for number in range(1, count):
+        if _compare_parts(&keys[number - 1], &keys[number]) > 0:
+            return False
+    return True
+
+
+cdef void _sort(const Regions *regions, Key *keys, uint64_t count, uint32_t depth) noexcept nogil:
+    """Sort keys whose names agree in front of `depth`; at most 32 calls deep."""
+    cdef uint64_t first = 0, end, number
+    for number in range(count):
+        _take_part(regions, &keys[number], depth)
+    if not _sorted(keys, count):
+        qsort(keys, count, sizeof(Key), _compare_parts)
+    while first < count:
+        end = first + 1
+        while end < count and keys[end].part == keys[first].part:
+            end += 1
+        while first < end and keys[first].left <= 8:    # its name ends in this part
+            first += 1
+        if end - first > 1:
+            _sort(regions, keys + first, end - first, depth + 8)
+        first = end
 
 
 cdef int order_build(Regions *regions) noexcept nogil:
@@ -340,11 +364,9 @@ cdef int order_build(Regions *regions) noexcept nogil:
         return -ENOMEM
     for slot in range(high):
         if regions.table[slot].topic_id != 0:
-            keys[count].topic = &regions.table[slot]
-            keys[count].prefix = _prefix(keys[count].topic)
             keys[count].slot = <uint32_t>slot
             count += 1
-    qsort(keys, count, sizeof(Key), _compare_keys)
+    _sort(regions, keys, count, 0)
     order_reset(regions)
     _lock(regions)
     for number in range(count):

@@ -27,6 +27,7 @@ from topicsd._native.queue_wire cimport (
     LEASE_ACK, LEASE_BURY, LEASE_CLAIM, LEASE_LOST, LEASE_RELEASE, LEASE_REMOVE, lease_body, letter_key,
 )
 from topicsd._native.sealed cimport Sealed
+from topicsd._native.table cimport slot_name
 from topicsd._native.topics cimport delete_seqs, jobs_changed, jobs_of, touch, wake_watchers
 
 cdef enum:
@@ -227,7 +228,8 @@ cdef class QueueDoor(QueueCore):
 
     def topic_name(self, uint32_t slot):
         """Return a topic's name."""
-        return self.core.regions.table[slot].name[:self.core.regions.table[slot].name_bytes]
+        cdef const topic_slot *topic = &self.core.regions.table[slot]
+        return slot_name(self.core.regions, topic, topic.name_bytes)[:topic.name_bytes]
 
     def deferred_slot(self):
         """Return the slot of the claim that waits for its dead letters to be moved, or None."""

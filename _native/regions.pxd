@@ -1,7 +1,7 @@
 # The shared regions: made once by the arbiter before any fork, at the same address in every process.
 #
 #   control    512 B + a line a shard + a line a ring slot      layout.h: struct control names the writer of each word
-#   table      topics_max slots of 640 B                         writer; a worker only last_read_ms and its watcher bit
+#   table      topics_max slots of 448 B                         writer; a worker only last_read_ms and its watcher bit
 #   names      names_mask + 1 words, at most half of them used   writer (table.pxd defines the words)
 #   index      index_bytes of slabs                              writer (index.pxd)
 #   order      blocks of slots in name order                     writer (order.pxd)

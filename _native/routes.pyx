@@ -826,12 +826,13 @@ cdef uint32_t _marks(const Route *route, uint32_t flags) noexcept nogil:
 cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, uint32_t count, uint64_t base, uint64_t ts) noexcept nogil:
     cdef Core *core = forwarder.core
     cdef topic_slot *topic = &core.regions.table[route.dest]
-    cdef Private *own = private_of(core, route.dest)
+    cdef Private *own
     cdef index_entry *out
     cdef uint64_t bytes = 0
     cdef uint32_t number, fleeting = INDEX_FLEETING if topic.config.durability == CLASS_EPHEMERAL else 0
+    cdef bint tagged = False
     touch(core, route.dest)
-    if own == NULL or entries_room(core, count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, route.dest) == NULL):
+    if entries_room(core, count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, route.dest) == NULL):
         return -1
     for number in range(count):
         out = &core.entries[number]
@@ -840,17 +841,19 @@ cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, ui
         out.flags = _marks(route, note.entries[number].flags) | fleeting
         out.ts = ts
         bytes += out.bytes
+        tagged |= out.flags & INDEX_TAGGED != 0
         if out.flags & INDEX_ORIGIN and _copy_origin(core, topic, route, note, number, base + number) != 0:
             return -1
-    if index_append(core.regions, topic, base, core.entries, count) != 0:
+    own = private_of(core, route.dest) if tagged else core.privates[route.dest]
+    if (tagged and own == NULL) or index_append(core.regions, topic, base, core.entries, count) != 0:
         return -1
-    for number in range(count):
+    for number in range(count if tagged else 0):
         if core.entries[number].flags & INDEX_TAGGED:
             if own.tags == NULL:
                 own.tags = tags_new()
             if own.tags != NULL:
                 tags_add(own.tags, note.blob + note.parts[number].tag_at, note.parts[number].tag_bytes, base + number)
-    if own.outlets != NULL:
+    if own != NULL and own.outlets != NULL:
         _note_copies(forwarder, route.dest, <Outlets *>own.outlets, note, count, base)
     route.forwarded += count
     forwarder.copies += count

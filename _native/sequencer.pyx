@@ -252,14 +252,16 @@ cdef class Sequencer:
         cdef topic_slot *topic
         cdef Private *own
         cdef uint32_t records, outcome
+        cdef bint needs_own
         if batch.slot >= r.control.topics_max or r.table[batch.slot].topic_id != batch.topic_id or batch.topic_id == 0:
             batch.slot = NO_SLOT
             self.finish(batch, OUTCOME_MOVED)
             return 0
         topic = &r.table[batch.slot]
-        own = private_of(&self.core, batch.slot)
+        needs_own = key_of(batch.frame) != NULL or topic.config.durability == CLASS_EPHEMERAL
+        own = private_of(&self.core, batch.slot) if needs_own else self.core.privates[batch.slot]
         records = self._measure(batch)
-        if records == 0 or own == NULL:
+        if records == 0 or (needs_own and own == NULL):
             self.finish(batch, OUTCOME_UNKNOWN)
             return 0
         batch.count = records
@@ -398,13 +400,13 @@ cdef class Sequencer:
         return 0
 
     cdef void _remember_raised(self, uint32_t slot) noexcept nogil:
-        cdef Private *own = private_of(&self.core, slot)
+        cdef topic_slot *topic = &self.core.regions.table[slot]
         cdef uint32_t *raised
         cdef uint64_t number
-        if own == NULL or own.raised:
+        if topic.raised:
             return
-        own.raised = 1
-        own.written_ms = self.core.mono_ms
+        topic.raised = 1
+        topic.written_ms = self.core.mono_ms
         if self.raised_end - self.raised_first > self.raised_mask:
             raised = <uint32_t *>malloc((self.raised_mask + 1) * 2 * sizeof(uint32_t))
             if raised == NULL:
@@ -451,7 +453,7 @@ cdef class Sequencer:
         if entry != NULL:
             entry.pending = 0
         self._settled(batch, topic)
-        if self.core.privates[batch.slot].outlets != NULL:
+        if outlets_of(&self.core, batch.slot) != NULL:
             queue_push(&self.held, batch)
         else:
             self.finish(batch, OUTCOME_OK)
@@ -484,7 +486,7 @@ cdef class Sequencer:
             self._settled(batch, topic)
             self._fail_routed(batch)
             section = key_of(batch.frame)
-            if section != NULL and own.dedupe != NULL:
+            if section != NULL and own != NULL and own.dedupe != NULL:
                 entry = dedupe_find(own.dedupe, <const uint8_t *>(section + 1), section.key_bytes, self.core.mono_ms,
                                     topic.config.idempotency_window_ms)
                 if entry != NULL:
@@ -1219,21 +1221,22 @@ cdef class Sequencer:
             return -1
         if publish(&self.core, slot, frame, position) != 0:
             return -1
-        own = self.core.privates[slot]
         topic.next_seq = topic.head + 1
         topic.last_ts = max(topic.last_ts, frame.ts)
         self.newest_ts = max(self.newest_ts, frame.ts)
-        own.last_position = position & POSITION_MASK
+        topic.last_position = position & POSITION_MASK
         if routed_of(frame) != NULL:
             self._replay_routed(frame)
         elif frame.flags & FRAME_FLAG_KEY:
             section = <key_section *>(<uint8_t *>frame + FRAME_HEADER_BYTES)
             age_ms = <int64_t>self.core.wall_ms - <int64_t>frame.ts    # below 0: the clock has stepped back, see settle_windows
             if age_ms <= <int64_t>topic.config.idempotency_window_ms:
-                if own.dedupe == NULL:
+                own = private_of(&self.core, slot)
+                if own != NULL and own.dedupe == NULL:
                     own.dedupe = dedupe_new()
-                if own.dedupe == NULL or dedupe_add(own.dedupe, <const uint8_t *>(section + 1), section.key_bytes, section.records_xxh3,
-                                                    frame.base_seq, frame.count, self.core.mono_ms - age_ms) == NULL:
+                if own == NULL or own.dedupe == NULL or dedupe_add(
+                        own.dedupe, <const uint8_t *>(section + 1), section.key_bytes, section.records_xxh3, frame.base_seq, frame.count,
+                        self.core.mono_ms - age_ms) == NULL:
                     return -1
         return 0
 

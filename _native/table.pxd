@@ -2,6 +2,7 @@
 #
 #   names   [ fingerprint << 32 | slot + 1 | ... ]   open addressing, linear; at most half are in use; 0: free
 #   table   [ slot | slot | ... ]                    layout.h: struct topic_slot; a slot never moves while its topic lives
+#   a name of more than 64 bytes stands in a slab of the index region, whose offset is in the slot: it costs the many short ones nothing
 #
 # word                      written by  order                                    a stale read means
 # names[n]                  writer      release, after the slot is complete      found: see below; not found: looked up again if names_version
@@ -29,7 +30,7 @@ from libc.string cimport memcpy
 from topicsd._native.atomics cimport (
     fence_acquire, fence_release, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64,
 )
-from topicsd._native.layout cimport NAME_BYTES_MAX, topic_config, topic_slot
+from topicsd._native.layout cimport NAME_BYTES_MAX, NAME_INLINE_BYTES, topic_config, topic_slot
 from topicsd._native.regions cimport Regions
 
 cdef enum:
@@ -78,6 +79,15 @@ cdef inline void slot_unlock(topic_slot *topic) noexcept nogil:
     store_release_64(&topic.version, topic.version + 1)
 
 
+cdef inline const char *slot_name(const Regions *regions, const topic_slot *topic, uint32_t name_bytes) noexcept nogil:
+    # Where a name of so many bytes stands, not NUL-terminated. Outside of the writer it counts as the slot does; a torn read stays in the regions.
+    cdef uint64_t offset
+    if name_bytes <= NAME_INLINE_BYTES:
+        return topic.name
+    memcpy(&offset, topic.name, sizeof(offset))
+    return <const char *>regions.index + (offset if offset <= regions.index_bytes - NAME_BYTES_MAX else 0)
+
+
 cdef inline bint view_still(const Regions *regions, uint32_t slot, const TopicView *view) noexcept nogil:
     # Nothing under the lock has moved since the view was taken.
     fence_acquire()
@@ -109,7 +119,7 @@ cdef inline int view_take(const Regions *regions, uint32_t slot, TopicView *out)
         out.index_paged = topic.index_paged
         out.name_bytes = topic.name_bytes
         if out.name_bytes <= NAME_BYTES_MAX:
-            memcpy(out.name, topic.name, out.name_bytes)
+            memcpy(out.name, slot_name(regions, topic, out.name_bytes), out.name_bytes)
         out.durable_head = load_relaxed_64(&topic.durable_head)
         out.earliest = load_relaxed_64(&topic.earliest)
         out.cap_lost = load_relaxed_64(&topic.cap_lost)

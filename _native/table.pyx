@@ -7,7 +7,7 @@ from libc.string cimport memcmp, memcpy, memset
 from topicsd._native.atomics cimport fence_acquire, fence_release, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_64
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_drop
-from topicsd._native.layout cimport NAME_BYTES_MAX, NO_SLOT, topic_config, topic_slot
+from topicsd._native.layout cimport NAME_BYTES_MAX, NAME_INLINE_BYTES, NO_SLOT, topic_config, topic_slot
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.slabs cimport IndexHeader, index_header, slab_class_for, slab_give, slab_take
 
@@ -31,8 +31,12 @@ cdef inline uint64_t _name_word(uint64_t hashed, uint32_t slot) noexcept nogil:
     return (hashed & ~<uint64_t>NO_SLOT) | (slot + 1)
 
 
-cdef inline bint _slot_is_named(const topic_slot *topic, const char *name, uint32_t name_bytes) noexcept nogil:
-    return topic.name_bytes == name_bytes and memcmp(topic.name, name, name_bytes) == 0
+cdef inline bint _slot_is_named(const Regions *regions, const topic_slot *topic, const char *name, uint32_t name_bytes) noexcept nogil:
+    return topic.name_bytes == name_bytes and memcmp(slot_name(regions, topic, name_bytes), name, name_bytes) == 0
+
+
+cdef inline uint64_t _hash_of(const Regions *regions, const topic_slot *topic) noexcept nogil:
+    return xxh3_64(slot_name(regions, topic, topic.name_bytes), topic.name_bytes)
 
 
 cdef bint _matches(const Regions *regions, const uint64_t *place, uint64_t word, const char *name, uint32_t name_bytes) noexcept nogil:
@@ -43,7 +47,7 @@ cdef bint _matches(const Regions *regions, const uint64_t *place, uint64_t word,
     cdef bint same = False
     for _ in range(MATCH_TRIES):
         version = load_acquire_64(&topic.version)
-        same = _slot_is_named(topic, name, name_bytes)
+        same = _slot_is_named(regions, topic, name, name_bytes)
         fence_acquire()
         # An odd version will do when it is the same one: inside one lock a name changes only while no word points at it.
         if load_relaxed_64(&topic.version) == version:
@@ -92,22 +96,20 @@ cdef uint64_t *_name_place(Regions *regions, const char *name, uint32_t name_byt
     cdef uint64_t at = hashed & regions.names_mask, word, _
     while regions.names[at] != 0:
         word = regions.names[at]
-        if word >> 32 == hashed >> 32 and _slot_is_named(&regions.table[_slot_after(word) - 1], name, name_bytes):
+        if word >> 32 == hashed >> 32 and _slot_is_named(regions, &regions.table[_slot_after(word) - 1], name, name_bytes):
             return NULL
         at = (at + 1) & regions.names_mask
     return &regions.names[at]
 
 
 cdef inline uint64_t _home(const Regions *regions, uint64_t word) noexcept nogil:
-    cdef const topic_slot *topic = &regions.table[_slot_after(word) - 1]
-    return xxh3_64(topic.name, topic.name_bytes) & regions.names_mask
+    return _hash_of(regions, &regions.table[_slot_after(word) - 1]) & regions.names_mask
 
 
 cdef void _forget_name(Regions *regions, uint32_t slot) noexcept nogil:
     """Take the slot's word out and close the gap, so that no tombstone ever lengthens a search."""
-    cdef const topic_slot *topic = &regions.table[slot]
     cdef uint64_t *moves = &index_header(regions).names_version
-    cdef uint64_t mask = regions.names_mask, hashed = xxh3_64(topic.name, topic.name_bytes)
+    cdef uint64_t mask = regions.names_mask, hashed = _hash_of(regions, &regions.table[slot])
     cdef uint64_t gap = hashed & mask, at, wanted = _name_word(hashed, slot)
     while regions.names[gap] != wanted:
         if regions.names[gap] == 0:
@@ -211,13 +213,19 @@ cdef uint32_t _take_slot(Regions *regions) noexcept nogil:
 cdef uint32_t table_insert(Regions *regions, const char *name, uint32_t name_bytes, uint64_t topic_id, const topic_config *config) noexcept nogil:
     cdef uint64_t hashed = xxh3_64(name, name_bytes)
     cdef uint64_t *place = NULL
+    cdef uint64_t apart = 0
     cdef topic_slot *topic
     cdef uint32_t slot = NO_SLOT
     if 0 < name_bytes <= NAME_BYTES_MAX and topic_id != 0:
         place = _name_place(regions, name, name_bytes, hashed)
+    if place != NULL and name_bytes > NAME_INLINE_BYTES:
+        apart = slab_take(regions, slab_class_for(name_bytes))
+        place = place if apart else NULL
     if place != NULL:
         slot = _take_slot(regions)
     if slot == NO_SLOT:
+        if apart:
+            slab_give(regions, apart, slab_class_for(name_bytes))
         _free_dead_letter(regions, config.dead_letter, config.dead_letter_bytes)
         return NO_SLOT
     topic = &regions.table[slot]
@@ -226,7 +234,11 @@ cdef uint32_t table_insert(Regions *regions, const char *name, uint32_t name_byt
     topic.topic_id = topic_id
     topic.config = config[0]
     topic.name_bytes = <uint16_t>name_bytes
-    memcpy(topic.name, name, name_bytes)
+    if apart:
+        memcpy(topic.name, &apart, sizeof(apart))
+        memcpy(regions.index + apart, name, name_bytes)
+    else:
+        memcpy(topic.name, name, name_bytes)
     slot_unlock(topic)
     if slot == regions.control.table_high:
         store_release_64(&regions.control.table_high, <uint64_t>slot + 1)
@@ -248,16 +260,22 @@ cdef void table_configure(Regions *regions, uint32_t slot, const topic_config *c
 cdef void table_remove(Regions *regions, uint32_t slot) noexcept nogil:
     cdef topic_slot *topic = &regions.table[slot]
     cdef uint64_t dead_letter = topic.config.dead_letter
-    cdef uint32_t dead_letter_bytes = topic.config.dead_letter_bytes
+    cdef uint32_t dead_letter_bytes = topic.config.dead_letter_bytes, name_bytes = topic.name_bytes
+    cdef uint64_t apart = 0
     if topic.topic_id == 0:
         return
     _forget_name(regions, slot)
+    if name_bytes > NAME_INLINE_BYTES:
+        memcpy(&apart, topic.name, sizeof(apart))
     slot_lock(topic)
     topic.topic_id = 0
+    topic.name_bytes = 0
     topic.config.dead_letter = 0
     topic.config.dead_letter_bytes = 0
     slot_unlock(topic)
     index_drop(regions, topic)
+    if apart:
+        slab_give(regions, apart, slab_class_for(name_bytes))
     _free_dead_letter(regions, dead_letter, dead_letter_bytes)
     topic.next_seq = index_header(regions).free_slot
     index_header(regions).free_slot = <uint64_t>slot + 1

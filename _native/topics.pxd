@@ -19,15 +19,11 @@ from topicsd._native.layout cimport frame_header, index_entry, topic_slot
 from topicsd._native.regions cimport Regions
 from topicsd._native.tags cimport Tags
 
-cdef struct Private:            # the writer's own memory of one topic
+cdef struct Private:            # the writer's own memory of one topic; most have none: an append without key or tag makes none
     Dedupe *dedupe
     Tags *tags
     ChunkList chunks
     Jobs *jobs                  # of a queue, NULL until it has a record
-    int64_t written_ms          # monotonic: last write, for lowering an idle ceiling
-    uint64_t last_position      # replay: of the last frame that names it
-    uint8_t raised              # stands in the list of topics whose ceiling is above their head
-    uint8_t timed               # stands in the list of topics with a ttl
     void *outlets               # what leaves this topic through routers (routes.pxd: Outlets), NULL nothing
 
 cdef struct Core:

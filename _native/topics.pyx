@@ -123,14 +123,14 @@ cdef uint64_t batch_payload(const frame_header *frame, uint32_t *records, uint32
 cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t source_position) noexcept nogil:
     """Make a batch visible: index, tags, counters, head, caps, watchers. 0, or -1 when memory is short (nothing has changed)."""
     cdef topic_slot *topic = &core.regions.table[slot]
-    cdef Private *own = private_of(core, slot)
+    cdef Private *own
     cdef const record_entry *entry = _first_entry(frame)
     cdef index_entry *out
     cdef uint64_t bytes = 0, seq = frame.base_seq
     cdef uint32_t number
     cdef bint tagged = False
     touch(core, slot)
-    if own == NULL or entries_room(core, frame.count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, slot) == NULL):
+    if entries_room(core, frame.count) != 0 or (topic.config.type == TOPIC_QUEUE and jobs_of(core, slot) == NULL):
         return -1
     for number in range(frame.count):
         out = &core.entries[number]
@@ -143,14 +143,15 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
             tagged = True
         bytes += out.bytes
         entry = <const record_entry *>(<const unsigned char *>entry + (entry.length_flags & ENTRY_LENGTH_MASK))
-    if index_append(core.regions, topic, seq, core.entries, frame.count) != 0:
+    own = private_of(core, slot) if tagged else core.privates[slot]
+    if (tagged and own == NULL) or index_append(core.regions, topic, seq, core.entries, frame.count) != 0:
         return -1
     if tagged:
         _index_tags(own, frame)
-    if own.outlets != NULL:
+    if own != NULL and own.outlets != NULL:
         core.note_batch(core, slot, frame)
-    if own.jobs != NULL and jobs_published(own.jobs, frame, core.mono_ms,
-                                           <int64_t>core.wall_ms - <int64_t>frame.ts if core.replaying else 0) != 0:
+    if own != NULL and own.jobs != NULL and jobs_published(
+            own.jobs, frame, core.mono_ms, <int64_t>core.wall_ms - <int64_t>frame.ts if core.replaying else 0) != 0:
         return -1
     came_in(core, slot, own, seq, frame.count, bytes, frame.ts)
     return 0
@@ -171,13 +172,13 @@ cdef void came_in(Core *core, uint32_t slot, Private *own, uint64_t first_seq, u
     cdef topic_slot *topic = &core.regions.table[slot]
     if topic.count == 0 and topic.earliest > topic.head:
         store_relaxed_64(&topic.earliest, first_seq)
-    own.written_ms = core.mono_ms
+    topic.written_ms = core.mono_ms
     store_relaxed_64(&topic.count, topic.count + count)
     store_relaxed_64(&topic.bytes, topic.bytes + bytes)
     store_relaxed_64(&topic.last_write_ms, ts)
     _count_live(core, <int64_t>count, <int64_t>bytes)
     store_release_64(&topic.head, first_seq + count - 1)
-    if own.jobs != NULL:
+    if own != NULL and own.jobs != NULL:
         jobs_changed(core, slot)
     if topic.config.ttl_ms and not core.replaying:    # what time has taken is lost to time, not to the caps
         expire(core, slot, core.wall_ms, <uint64_t>-1)

@@ -11,8 +11,10 @@ called TPSNAP01 and ends with the BLAKE2b-128 of all before it: hashing that too
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -167,7 +169,7 @@ def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
 
 def read(path: Path) -> Snapshot:
     """Read and verify a snapshot. Raises SnapshotError, NewerSnapshotError, OSError."""
-    raw = memoryview(path.read_bytes())
+    raw = _whole(path)
     if len(raw) < _HEAD.size + _FOOT.size:
         raise SnapshotError(f"{path}: cut short")
     magic, header_bytes = _HEAD.unpack_from(raw)
@@ -189,6 +191,19 @@ def read(path: Path) -> Snapshot:
     if header["version"] > VERSION:
         raise NewerSnapshotError(f"{path}: format version {header['version']}, this program knows {VERSION}")
     return Snapshot(header, sections, len(raw), int.from_bytes(digest[:8], "little"))
+
+
+def _whole(path: Path) -> memoryview:
+    """Read a file into memory of its own, in large pages: mapped, a page that the disk cannot read would end the process."""
+    size = path.stat().st_size
+    room = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    raw, at = memoryview(room)[:size], 0
+    with path.open("rb", buffering=0) as file:
+        while at < size and (got := file.readinto(raw[at:])):
+            at += got
+    return raw[:at].toreadonly()
 
 
 def _cut(raw: memoryview, at: int, table: list[tuple[str, int]]) -> Iterator[tuple[str, memoryview]]:

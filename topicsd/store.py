@@ -134,6 +134,7 @@ class Store:
             if replayer.failed is not None:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
+        replayer.finish()
         homeless = self.engine.routers.place_deferred()
         self.sequencer.set_replaying(False)
         self.sequencer.settle_windows()
@@ -155,6 +156,7 @@ class Store:
         self.engine.id_ceiling = self._reserve_ids(self.engine.next_topic_id)
         recovery.log_holes(self.engine, holes)
         self.engine.queues.recover()
+        self.sequencer.end_replay()
         self.sequencer.build_order()
         self.found = replayer.found
         self.sequencer.sync()

@@ -103,6 +103,25 @@ def test_a_build_sorts_what_the_table_holds_and_goes_on_from_there() -> None:
     names.check()
 
 
+@given(
+    st.lists(
+        st.builds(
+            lambda begin, end: begin[: 255 - len(end)] + end,
+            st.sampled_from([b"", b"tenant-0", b"tenant-00000000", b"x" * 70]),
+            st.binary(max_size=12),
+        ).filter(bool),
+        unique=True,
+        max_size=40,
+    )
+)
+def test_a_build_sorts_names_that_begin_alike_and_end_anywhere(wanted: list[bytes]) -> None:
+    names = Names(64)
+    for name in wanted:
+        names.insert(name, ordered=False)
+    names.order.build()
+    names.check()
+
+
 def test_pages_one_after_another_are_the_whole() -> None:
     names = Names()
     for number in range(2500):

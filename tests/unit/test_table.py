@@ -52,7 +52,32 @@ def test_the_table_holds_what_a_dict_holds(steps: list[tuple[str, bytes, int]]) 
         view = table.view(slot)
         assert view is not None
         assert (view["name"], view["topic_id"], view["ttl_ms"], view["dead_letter"]) == (name, wanted_id, number, b"dead" if number % 2 else None)
-    assert memory(table.shared)[0] == 64 * sum(number % 2 for _, _, number in oracle.values())
+    apart = sum(128 if len(name) <= 128 else 256 for name in oracle if len(name) > 64)
+    assert memory(table.shared)[0] == apart + 64 * sum(number % 2 for _, _, number in oracle.values())
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 128, 129, 255])
+def test_a_name_of_any_length_is_found_and_gives_its_room_back(table: Table, size: int) -> None:
+    name, other = b"n" * size, b"n" * (size - 1) + b"o"
+    for topic_id in (1, 3):
+        slot = table.insert(name, topic_id)
+        other_slot = table.insert(other, topic_id + 1)
+        assert slot is not None and other_slot is not None
+        assert table.insert(name, 9) is None
+        assert (table.find(name), table.find(other), table.find(name + b"n")) == (slot, other_slot, None)
+        view = table.view(slot)
+        assert view is not None and view["name"] == name
+        table.remove(slot)
+        assert (table.find(name), table.find(other)) == (None, other_slot)
+        table.remove(other_slot)
+        assert memory(table.shared)[0] == 0
+
+
+def test_a_table_that_is_full_keeps_no_room_for_the_name_that_it_refuses(table: Table) -> None:
+    for number in range(8):
+        assert table.insert(b"%d" % number, number + 1) is not None
+    assert table.insert(b"n" * 200, 9) is None
+    assert memory(table.shared)[0] == 0
 
 
 def test_a_new_topic_starts_at_seq_one_with_nothing(table: Table) -> None:

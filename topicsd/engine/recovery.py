@@ -59,7 +59,7 @@ class Found:
 
 
 class Replayer:
-    """Apply control frames in log order. Appends never come here: the sequencer publishes them by itself."""
+    """Apply control frames in log order. Appends, and frames like the last of their kind (`replay_core.pxd`), never come here."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -110,6 +110,13 @@ class Replayer:
         slot = self.engine.place(name, topic_id, config, shard, members["ceiling"])
         self.sequencer.learn_id(topic_id, slot)
         self.sequencer.set_last_position(slot, position)
+        self.sequencer.like_topic(slot, body)
+
+    def finish(self) -> None:
+        """Take note of the topics that were made without Python."""
+        highest = self.sequencer.highest_replayed_id
+        self.highest_id = max(self.highest_id, highest)
+        self.engine.next_topic_id = max(self.engine.next_topic_id, highest + 1)
 
     def _configure(self, slot: int, _topic_id: int, base_seq: int, body: bytes, position: int) -> None:
         if base_seq > self.sequencer.topic(slot)["head"]:  # they were ephemeral: gone, and told so
@@ -172,10 +179,8 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
     """
     sequencer = engine.sequencer
     jumps: dict[int, tuple[int, int, int]] = {}  # slot -> (head, target, reason)
-    for slot in sequencer.live_slots():
-        found.topics += 1
-        if not (plan.jump or plan.corrupt_tail or sequencer.is_ephemeral(slot)):
-            continue  # most starts, of very many topics too: nothing of it is gone
+    found.topics += sequencer.topics
+    for slot in sequencer.live_slots(only_ephemeral=not (plan.jump or plan.corrupt_tail)):
         topic = sequencer.topic(slot)
         head, ceiling = topic["head"], topic["ceiling_asked"]
         reason, target = 0, head

@@ -238,6 +238,9 @@ class Segments:
     def replay(self, slot: int, topic_id: int, body: bytes) -> None:
         """Do again what a FRAME_SEGMENT did. A row whose file is not there leaves its records where they are: in the log."""
         parsed = parse_body(body)
+        number = self.files.get(identity(body), 0)
+        if number and not seal_core.file_rows(self.engine.sequencer, number):
+            self.collect()  # an earlier shard's rows have led there, and its topics have gone: this row begins anew
         row = upkeep.row_of(self.engine.sequencer, slot, parsed.first_seq, parsed.last_seq) if parsed.has_file else None
         if row is not None and self._is_there(body) and self._lead(slot, body):
             return
@@ -246,6 +249,8 @@ class Segments:
             code = seal_core.BROKEN
         if code == seal_core.PUBLISHED:
             code = self._apply(slot, body)
+        if code == seal_core.PUBLISHED:
+            self.engine.sequencer.like_file(body, self.file_of(body) if parsed.has_file else 0)
         if code not in (seal_core.PUBLISHED, seal_core.DEAD):
             self.not_taken.append(f"topic {topic_id}, seqs {parsed.first_seq}-{parsed.last_seq}: {CODES[code]}")
 
