@@ -72,9 +72,11 @@ class Server:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def ask(self, path: str) -> Any:
-        """GET some JSON."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers={"Accept": "application/json"})
+    def ask(self, path: str, body: Any = None) -> Any:
+        """GET some JSON; POST with a body."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
         return json.loads(urllib.request.urlopen(request, timeout=60).read())
 
     def metric(self, name: str) -> float:
@@ -196,7 +198,7 @@ def wrong_of_sample(server: Server, topics: int, records: int, written_twice: in
     """Read some topics back; return how many do not have what was acked. Up to `written_twice` may have a second try's records too."""
     wrong = twice = 0
     for number in random.Random(1).sample(range(topics), min(SAMPLE, topics)):
-        page = server.ask(f"/v0/topics/{name_of(number).decode()}?from_seq=0&limit=100")
+        page = server.ask(f"/v0/topics/{name_of(number).decode()}/diff", {"from_seq": 0})
         values = [record["data"]["n"] for record in page["records"]]
         twice += values == 2 * list(range(records))
         wrong += values not in (list(range(records)), 2 * list(range(records)))
@@ -221,10 +223,14 @@ def fill(server: Server, line: dict[str, Any], topics: int, records: int, cut: b
 
 
 def settle(server: Server, line: dict[str, Any], topics: int) -> None:
-    """Wait until all is sealed, the log has gone, and the last snapshot's buffer with it."""
+    """Wait until all is sealed and the log has gone."""
     line["sealed_s"] = wait_for("sealed", lambda: server.metric("segments") >= topics, 600)
     logs = server.directory / "data" / "log" / "shard-00"
     line["log_gone_s"] = wait_for("the log has gone", lambda: len(list(logs.glob("*.log"))) <= 3, 300)
+
+
+def quiet_memory(server: Server) -> dict[str, int]:
+    """Return the memory once it stands still: the last snapshot's buffer has gone."""
     seen: list[int] = []
 
     def quiet() -> bool:
@@ -232,6 +238,7 @@ def settle(server: Server, line: dict[str, Any], topics: int) -> None:
         return len(seen) > 6 and max(seen[-6:]) - min(seen[-6:]) < 1 << 20
 
     wait_for("the memory is quiet", quiet, 60)
+    return server.memory()
 
 
 def verdicts(line: dict[str, Any]) -> list[tuple[str, float, float]]:
@@ -271,7 +278,7 @@ def main() -> None:
         empty = server.memory()
         twice = fill(server, line, topics, options.records, not options.no_cut)
         settle(server, line, topics)
-        line["memory"] = a_topic(server.memory(), empty, topics)
+        line["memory"] = a_topic(quiet_memory(server), empty, topics)
         line["bytes_a_topic"] = sum(line["memory"].values())
         line["files"], line["maps_max"] = files_of(directory / "data"), server.maps_max()
         line["page_ms"] = {"first": page_ms(server, None), "middle": page_ms(server, topics // 2), "last": page_ms(server, topics - 1001)}
@@ -282,8 +289,7 @@ def main() -> None:
             line["ready_after_kill_s"].append(round(server.start(), 2))
             line["recovery_ms"].append(server.metric("recovery_ms"))
         line["topics_after"] = server.metric("topics")
-        settle(server, line, topics)
-        line["memory_after_start"] = a_topic(server.memory(), empty, topics)
+        line["memory_after_start"] = a_topic(quiet_memory(server), empty, topics)
         line["bytes_a_topic_after_start"] = sum(line["memory_after_start"].values())
         line["wrong_of_sample"] = wrong_of_sample(server, topics, options.records, twice) + abs(topics - line["topics_after"])
         server.kill()
