@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from topicsd._native.engine_core import EngineCore
 from topicsd._native.regions import Shared
 
+class TableFullError(Exception):
+    """Say that a snapshot has more topics than the table has slots, or one twice."""
+
 class Packed:
     """Rows of a section; a buffer."""
 

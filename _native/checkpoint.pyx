@@ -44,6 +44,10 @@ cdef void low_is(Core *core, uint32_t slot, uint64_t position) noexcept nogil:
         low[0] = inverted
 
 
+class TableFullError(Exception):
+    """Say that a snapshot has more topics than the table has slots, or one twice."""
+
+
 cdef class Packed:
     """Rows of a section; shows its bytes as a buffer."""
 
@@ -443,7 +447,7 @@ cdef class Loader:
         _align(&reading, raw)
         slot = table_insert(core.regions, <const char *>name, row.name_bytes, row.topic_id, &row.config)
         if slot == NO_SLOT:
-            raise MemoryError("the topic table is full")
+            raise TableFullError
         topic = &core.regions.table[slot]
         core.changes.stamps[slot] = self.number
         self.core._count_topic(&row.config, 1)

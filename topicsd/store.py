@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from topicsd._native import seal_core, upkeep
+from topicsd._native.checkpoint import TableFullError
 from topicsd._native.engine_core import EngineCore, walk_shard
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
@@ -27,6 +28,7 @@ from topicsd._native.regions import Shared
 from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of, wrong_sizes
 from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
+from topicsd.errors import Throttled
 from topicsd.figures import Figures
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
@@ -113,7 +115,19 @@ class Store:
     # ---- open ----------------------------------------------------------------------------------------------------------------
 
     def open(self, progress: Callable[[float], None] = lambda _share: None) -> None:
-        """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so."""
+        """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so.
+
+        Raises LogFormatError, and has changed nothing, for what this version or these settings cannot open.
+        """
+        try:
+            self._open(progress)
+        except (TableFullError, Throttled):
+            raise LogFormatError(
+                f"{self.path} has more topics than TOPICS_MAX_TOPICS ({self.shared.topics_max}): set it to as many as there are, or to 0 for the most"
+                " that there may be; nothing has been changed"
+            ) from None
+
+    def _open(self, progress: Callable[[float], None]) -> None:
         if (self.path / RESTORING).exists():
             raise LogFormatError(f"{self.path} is half restored: run `topicsd restore` again, to its end; nothing has been changed")
         seal_core.attach(self.shared, self.directory)

@@ -33,7 +33,7 @@ from topicsd.settings import Settings
 log = structlog.get_logger("arbiter")
 
 EXIT_LOCKED, EXIT_FORMAT = 3, 4  # of the writer: no use to start it again
-FINAL = {EXIT_LOCKED: "the data directory is in use", EXIT_FORMAT: "the data directory cannot be read by this version"}
+FINAL = {EXIT_LOCKED: "the data directory is in use", EXIT_FORMAT: "the data directory cannot be opened by this version with these settings"}
 END = signal.SIGUSR1  # what ends writer and keeper
 END_S_MAX = 10.0  # the writer has so long for its last sync
 

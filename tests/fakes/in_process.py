@@ -59,7 +59,7 @@ class Library:
     def __init__(self, directory: str, clock: FakeClock, *, files: Any = None, boot: bytes = b"b" * 16, synced: bool = True, **options: Any) -> None:
         self.directory, self.clock, self.files, self.boot, self.synced = directory, clock, files, boot, synced
         self.options = options
-        slots = max(4096, options.get("topics_max", 0))
+        slots = options.get("slots", max(4096, options.get("topics_max", 0)))
         self.shared = Shared.create(topics_max=slots, index_bytes=1 << 30, ephemeral_bytes=64 << 20, body_bytes_max=1 << 20, ring_slots=1)
         self.tokens = itertools.count(1)
         self.generation = 0

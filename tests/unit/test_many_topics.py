@@ -14,6 +14,7 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.in_process import Library, told
 from topicsd._native import frame, scan
+from topicsd._native.log_walk import LogFormatError
 from topicsd.engine import frames, recovery
 
 MANY = 20_000
@@ -194,3 +195,25 @@ def test_rows_of_a_pack_that_is_not_there_are_read_from_the_log(make: Make, cloc
     assert {name: engine.read_all(name) for name in engine.names()} == before
     assert sum("a segment is not what its row says" in what for what in engine.store.degraded) == 3
     assert [bool(engine.rows(f"t{number}")) for number in range(6)].count(True) == 3
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_start_with_fewer_slots_than_topics_is_refused_with_what_to_do(tmp_path: Path, clock: FakeClock, snapshot: bool) -> None:
+    engine = Library(str(tmp_path), clock, slots=70)
+    for number in range(70):
+        engine.append(f"t{number}", [{"data": number}])
+    if snapshot:
+        engine.checkpoint()
+    engine._forget()
+    before = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*"))
+    with pytest.raises(LogFormatError, match=r"more topics than TOPICS_MAX_TOPICS \(64\).*nothing has been changed"):
+        Library(str(tmp_path), clock, slots=64)
+    assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == before
+    again = Library(str(tmp_path), clock, slots=70)
+    assert len(again.names()) == 70
+    assert numbers_of(again, "t69") == [69]
+    again._forget()
+
+
+def numbers_of(engine: Library, name: str) -> list[Any]:
+    return [record["data"] for record in engine.read_all(name)[0]]
