@@ -14,6 +14,8 @@ from fakes.clock import FakeClock
 from fakes.in_process import Library
 from oracle.model import Refused
 from topicsd._native.reader import IoError
+from topicsd.engine import frames
+from topicsd.engine.frames import Deletion
 from topicsd.segments.fsck import fsck
 from topicsd.upkeep import Upkeep
 
@@ -361,3 +363,16 @@ def test_a_pass_reads_the_newest_of_a_log_and_an_alarm_all_of_it(tmp_path: Path)
     care.damage.look_at_log()
     assert care.figures.get("log_damaged") == 0
     library.close()
+
+
+def test_a_delete_that_is_owed_to_a_topic_made_since_the_start_is_in_the_next_snapshot(library: Library) -> None:
+    library.put("t")
+    slot = library.sequencer.find(b"t")
+    topic_id = library.sequencer.topic(slot)["topic_id"]
+    owed = Deletion(9, frames.MATCH_EQ, b"x")
+    library.engine.owed._keep(slot, owed)
+    library.checkpoint()
+    library.kill()
+    assert library.engine.owed.by_topic == {topic_id: [owed]}
+    library.drop("t")
+    assert list(library.engine.owed.rows()) == []
