@@ -17,6 +17,10 @@ class Clock(Protocol):
         """Return monotonic milliseconds."""
         ...
 
+    def mono_up_ms(self) -> int:
+        """Return the same, rounded up: what is counted from the wall's time, as a lease is after a restart, must not end early."""
+        ...
+
 
 class SystemClock:
     """Read the machine's clocks."""
@@ -28,3 +32,7 @@ class SystemClock:
     def mono_ms(self) -> int:
         """Return monotonic milliseconds."""
         return time.monotonic_ns() // 1_000_000
+
+    def mono_up_ms(self) -> int:
+        """Return the same, rounded up."""
+        return -(-time.monotonic_ns() // 1_000_000)

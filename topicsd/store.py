@@ -132,7 +132,7 @@ class Store:
             raise LogFormatError(f"{self.path} is half restored: run `topicsd restore` again, to its end; nothing has been changed")
         seal_core.attach(self.shared, self.directory)
         self.sequencer.reset_tables()
-        self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_ms())
+        self.sequencer.set_now(self.clock.wall_ms(), self.clock.mono_up_ms())
         replayer = recovery.Replayer(self.engine)
         self.sequencer.set_replayer(replayer)
         self.sequencer.open_routes(os.fsencode(self.directory))

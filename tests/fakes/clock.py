@@ -13,6 +13,9 @@ class FakeClock:
     def mono_ms(self) -> int:
         return self._mono_ms
 
+    def mono_up_ms(self) -> int:
+        return self._mono_ms
+
     def advance(self, ms: int) -> None:
         """Let time pass."""
         self._wall_ms += ms

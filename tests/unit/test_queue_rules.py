@@ -256,6 +256,48 @@ def test_a_lease_ends_over_a_restart_when_it_would_have_ended_without(library: L
     assert job["deliveries"] == 2
 
 
+class FineClock(FakeClock):
+    """Clocks of microseconds, read as whole milliseconds; the two do not turn over together."""
+
+    wall_ahead_us = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.us = 1_000_000_000
+
+    def wall_ms(self) -> int:
+        return 1_750_000_000_000 + (self.us + self.wall_ahead_us) // 1000
+
+    def mono_ms(self) -> int:
+        return self.us // 1000
+
+    def mono_up_ms(self) -> int:
+        return -(-self.us // 1000)
+
+
+@pytest.mark.parametrize("restart_after_us", range(100, 1100, 100))
+@pytest.mark.parametrize("granted_us", [50, 350, 650, 950])
+@pytest.mark.parametrize("wall_ahead_us", [0, 300, 700])
+def test_a_restart_does_not_cut_a_lease_by_a_part_of_a_millisecond(
+    tmp_path: Path, restart_after_us: int, granted_us: int, wall_ahead_us: int
+) -> None:
+    clock = FineClock()
+    clock.wall_ahead_us = wall_ahead_us
+    library = Library(str(tmp_path / "data"), clock)
+    workers = Workers(library)
+    fill(library, "q", 1)
+    clock.us += granted_us
+    ends_us = clock.us + 50_000
+    assert seqs(workers.claim("q", "w1", 1, 50)) == [1]
+    clock.us += restart_after_us
+    library.kill()
+    clock.us = ends_us - 1
+    assert workers.claim("q", "w2", 1, 50) == []
+    clock.us = ends_us + 3000
+    assert seqs(workers.claim("q", "w2", 1, 50)) == [1]
+    library.close()
+
+
 def test_a_wall_clock_that_stepped_back_over_a_restart_lengthens_no_lease(library: Library, workers: Workers, clock: FakeClock) -> None:
     fill(library, "q", 1)
     workers.claim("q", "w", 1, 10_000)

@@ -274,7 +274,8 @@ class Groups:
         elif event["k"] == "drop":
             groups.pop(name, None)
         elif name in groups:
-            self._apply(groups[name], event, self.engine.clock.mono_ms(), self.engine.clock.wall_ms() - event["t"])
+            age_ms = self.engine.clock.wall_ms() - event["t"]  # first: what passes in between must not count
+            self._apply(groups[name], event, self.engine.clock.mono_up_ms(), age_ms)
 
     def settle_clock(self) -> None:
         """After replay: no step of the wall clock lengthens a lease. What is newer than now is as old as the newest frame says."""
@@ -319,7 +320,7 @@ class Groups:
     def load(self, row: Row, number: int) -> None:
         """Take a topic's groups back from snapshot `number`. Raises ValueError for a body that is none of ours."""
         members = frames.parse_json(row.body)
-        mono_ms, age_ms = self.engine.clock.mono_ms(), self.engine.clock.wall_ms() - members["t"]
+        age_ms, mono_ms = self.engine.clock.wall_ms() - members["t"], self.engine.clock.mono_up_ms()
         self.newest_ms = max(self.newest_ms, members["t"])
         self.loaded.loaded(row)
         self.changed.set(row.key, number)

@@ -103,7 +103,7 @@ class Queues:
         sequencer = self.engine.sequencer
         slot = sequencer.slot_of(row.key)
         if slot is not None and self.engine.config(slot).type == "queue":
-            sequencer.load_jobs(slot, row.body, row.position, self.engine.clock.wall_ms(), self.engine.clock.mono_ms())
+            sequencer.load_jobs(slot, row.body, row.position, self.engine.clock.wall_ms(), self.engine.clock.mono_up_ms())
 
     # ---- dead letters ------------------------------------------------------------------------------------------------------------
 
