@@ -397,7 +397,7 @@ cdef class Shard:
     cdef void choose_way(self) noexcept nogil:
         # Of a large group, once: a second look would count twice.
         cdef ShardState *s = self.state
-        if s.way:
+        if s.way and not (s.way == WAY_DIRECT and s.end % PAGE_BYTES):     # or something has been put behind its filler
             return
         s.way = WAY_CACHED
         if s.keep_cached or s.direct.refused:

@@ -54,6 +54,25 @@ def test_many_groups_come_one_after_the_other_over_files_and_a_restart(library: 
     assert library.append("t", [{"data": 5}] * 3, key="k5")["deduped"]
 
 
+def test_a_frame_behind_a_group_that_was_too_large_to_fly_goes_with_it(tmp_path: Path) -> None:
+    need_direct_writes(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), file_bytes=8 << 20, flights=2)  # real files: they refuse what is no whole page
+    library.put("t")
+    tokens = []
+    library.options["flights"] = 0
+    for number in range(3):
+        tokens.append(library.send("t", [{"data": str(number) * 900_000}]))
+    assert not library.sequencer.launch()
+    tokens.append(library.send("t", [{"data": "behind"}]))
+    library.sequencer.flush()
+    assert list(library.answers()) == tokens
+    direct = library.store.shards[0].counters()["direct_bytes"]
+    library.append("t", [{"data": "x" * 200_000}])
+    assert library.store.shards[0].counters()["direct_bytes"] > direct, "the disk was asked for what it cannot do, and is not asked again"
+    assert [len(data) for data in shown(library)] == [900_000] * 3 + [6, 200_000]
+    library.close()
+
+
 def test_commands_wait_for_what_flies(library: Library) -> None:
     library.send("t", [{"data": 1}])
     assert library.delete("t", before_seq=2)["deleted"] == 1
