@@ -71,7 +71,7 @@ def test_a_dead_arbiter_takes_everyone_with_it(tmp_path):
         raise AssertionError("children are left")
 
 
-@pytest.mark.parametrize("mode, status, word", [("locked", 3, "in use"), ("format", 4, "cannot be read"), ("hopeless", 1, "in a row")])
+@pytest.mark.parametrize("mode, status, word", [("locked", 3, "in use"), ("format", 4, "cannot be opened"), ("hopeless", 1, "in a row")])
 def test_a_writer_that_can_never_serve_ends_the_server(tmp_path, mode, status, word):
     with serve(tmp_path, mode) as server:
         assert server.process.wait(100) == status
