@@ -30,9 +30,8 @@ from topicsd.upkeep import Ranges, Upkeep
 LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
 ROUND_SHARE = 20
-BEHIND_BYTES_MAX = 4 << 30  # so much may wait to be sealed before the keeper takes CPU and disk time from who serves requests
-IDLE_SHARE_MIN = 0.15  # of all CPUs: below it time is short
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+BEHIND_BYTES_MAX = 1 << 30  # so much may wait to be sealed before the keeper takes CPU time from who serves requests
+IDLE_SHARE_MIN = 0.15  # of all CPUs: below it they are short
 PACE = 9  # then it rests so many times what its work took
 REST_S_MAX = 2.0
 ANSWER_JSON = 8  # enum outcome
@@ -41,23 +40,20 @@ NICE = 5  # whoever serves requests goes first where CPUs are short
 log = structlog.get_logger("keeper")
 
 
-class Spare:
-    """Tell whether the machine has CPU and disk time to spare (/proc/stat): who waits for the disk is not idle, but for this process itself."""
+class Cpus:
+    """Tell whether the machine has CPU time to spare (/proc/stat)."""
 
-    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        self._stat = stat
-        self._total = self._idle = 0
-        self._cpu_s = time.process_time()
+    def __init__(self) -> None:
+        self._busy = self._idle = 0
 
-    def is_short(self, took_s: float) -> bool:
-        """Tell whether there was little of it since the last call; took_s: seconds of it that this process has worked or waited for the disk."""
-        ticks = [int(each) for each in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
-        cpu_s = time.process_time()
-        waited = max(took_s - (cpu_s - self._cpu_s), 0.0) * CLOCK_TICKS
-        total, idle = sum(ticks) - self._total, ticks[3] + min(waited, ticks[4]) - self._idle
-        first = self._total == 0
-        self._total, self._idle, self._cpu_s = sum(ticks), ticks[3], cpu_s
-        return not first and idle < IDLE_SHARE_MIN * total
+    def are_short(self) -> bool:
+        """Tell whether they were busy since the last call."""
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]
+        busy = sum(ticks) - idle
+        was_busy, was_idle = self._busy, self._idle
+        self._busy, self._idle = busy, idle
+        return was_busy > 0 and idle - was_idle < IDLE_SHARE_MIN * (busy - was_busy + idle - was_idle)
 
 
 class EndedError(Exception):
@@ -123,7 +119,7 @@ class Keeper:
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
         self.rounds.pace = self._pace
-        self.spare = Spare()
+        self.cpus = Cpus()
         self.upkeep = Upkeep(
             shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
@@ -158,8 +154,8 @@ class Keeper:
             self.rounds.seal_all(slot, topic_id)
 
     def _pace(self, took_s: float, behind: int) -> None:
-        """Rest where CPU or disk time is short, but not while the backlog is too long; seal what somebody asked for meanwhile."""
-        short = self.spare.is_short(took_s)
+        """Rest where CPUs are short, but not while the backlog is too long; seal what somebody asked for meanwhile."""
+        short = self.cpus.are_short()
         end_s = time.monotonic() + min(PACE * took_s, REST_S_MAX)
         while short and behind < BEHIND_BYTES_MAX and (left_s := end_s - time.monotonic()) > 0 and not self.line.ended:
             self.line.pause(min(left_s, LOOK_S))

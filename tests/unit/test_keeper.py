@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from topicsd import keeper
-from topicsd.keeper import BEHIND_BYTES_MAX, CLOCK_TICKS, PACE, Keeper, Line, Spare
+from topicsd.keeper import BEHIND_BYTES_MAX, PACE, Keeper, Line
 
 
 def a_line() -> Line:
@@ -35,7 +34,7 @@ class House:
         self.now_s, self.wanted = 100.0, 0
         monkeypatch.setattr(keeper.time, "monotonic", lambda: self.now_s)
         self.keeper = Keeper.__new__(Keeper)
-        self.keeper.spare = SimpleNamespace(is_short=lambda _took_s: short)  # type: ignore[assignment]
+        self.keeper.cpus = SimpleNamespace(are_short=lambda: short)  # type: ignore[assignment]
         self.keeper.line = SimpleNamespace(pause=self.pause, ended=False)  # type: ignore[assignment]
         monkeypatch.setattr(self.keeper, "_seal_wanted", self.seal)
 
@@ -61,22 +60,3 @@ def test_where_cpus_are_short_it_rests_longer_than_it_worked_and_serves_who_asks
 def test_it_does_not_rest_where_cpus_are_free_or_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert House(monkeypatch, short=False).rest(0.1, 0) == 0
     assert House(monkeypatch, short=True).rest(0.1, BEHIND_BYTES_MAX) == 0
-
-
-def test_who_waits_for_the_disk_is_not_idle_but_for_the_keeper_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat = tmp_path / "stat"
-    spent = [0] * 8  # user, nice, system, idle, iowait, irq, softirq, steal; of two CPUs
-
-    def second(user: float, idle: float, iowait: float, took_s: float) -> bool:
-        for place, seconds in ((0, user), (3, idle), (4, iowait)):
-            spent[place] += int(seconds * CLOCK_TICKS)
-        stat.write_text("cpu  " + " ".join(map(str, spent)) + " 0 0\ncpu0 1 2 3\n")
-        return spare.is_short(took_s)
-
-    monkeypatch.setattr(keeper.time, "process_time", lambda: 7.0)
-    spare = Spare(stat)
-    assert not second(2, 0, 0, 0), "nothing is known at the first look"
-    assert second(1.9, 0.1, 0, 0)
-    assert not second(1, 1, 0, 0)
-    assert second(1, 0, 1, 0.1), "the server waits for its disk"
-    assert not second(1, 0, 1, 1.0), "it is the keeper that waits"
