@@ -57,6 +57,8 @@ class FaultyFiles(WatchedFiles):
     `calls` are the calls that changed something, in order: (kind, ...). `space` is how many bytes all files together may hold.
     """
 
+    images = 0  # that all disks of this process have made
+
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
         self.calls: list[tuple] = []
@@ -152,6 +154,7 @@ class FaultyFiles(WatchedFiles):
 
         Seed 0 loses everything that was not synced, seed 1 keeps everything, others draw for each sector and each entry.
         """
+        FaultyFiles.images += 1
         rng = random.Random(seed * 1_000_003 + call)
         chance = {0: 0.0, 1: 1.0}.get(seed, rng.choice([0.1, 0.5, 0.9]))
         inodes, names, pending_names = self.replay(call)
