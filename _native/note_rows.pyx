@@ -2,15 +2,14 @@
 
 from libc.errno cimport ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from topicsd._native.checkpoint cimport OriginRow, Packed, low_is
 from topicsd._native.engine_core cimport EngineCore
 from topicsd._native.fleeting cimport ends_with_server
 from topicsd._native.frame cimport entry_bytes
 from topicsd._native.layout cimport INDEX_DELETED, INDEX_TAGGED, NO_SLOT, POSITION_BITS, POSITION_MASK, SHARDS_MAX, index_entry, record_entry
-from topicsd._native.routes cimport Note, Outlets, Part, add_note, note_came, note_new, origin_text
-from topicsd._native.slabs cimport slab_class_for, slab_take
+from topicsd._native.routes cimport Note, Outlets, Part, add_note, note_came, note_new, origin_keep
 from topicsd._native.topics cimport Core, Private
 
 
@@ -136,24 +135,11 @@ cdef Note *_part_of(const NoteRow *row, const index_entry *entries, const Part *
     return note
 
 
-cdef uint64_t _kept_text(Core *core, uint32_t slot, uint64_t seq, uint64_t known, const uint8_t *text, uint32_t bytes) noexcept nogil:
-    """The place of an origin's text: where the one before or the topic's origins have it, else a new one. 0: no room."""
-    cdef uint64_t kept = known
-    if kept == 0 or kept & 0xFFFF != bytes or memcmp(core.regions.index + (kept >> 16), text, bytes) != 0:
-        kept = origin_text(core, slot, seq)
-    if kept == 0 or kept & 0xFFFF != bytes or memcmp(core.regions.index + (kept >> 16), text, bytes) != 0:
-        kept = slab_take(core.regions, slab_class_for(bytes))
-        if kept:
-            memcpy(core.regions.index + kept, text, bytes)
-            kept = kept << 16 | bytes
-    return kept
-
-
 cdef int _origins(Rows rows, Core *core, uint32_t slot, uint32_t count, list notes) except -1:
     """Say where exactly-once copies among a row's notes come from. `notes`: their addresses, in order."""
     cdef OriginRow row
     cdef const uint8_t *text
-    cdef uint64_t kept = 0
+    cdef uint64_t kept
     cdef Note *note
     cdef uint32_t _
     for _ in range(count):
@@ -163,7 +149,7 @@ cdef int _origins(Rows rows, Core *core, uint32_t slot, uint32_t count, list not
         for address in notes:
             note = <Note *><uint64_t>address
             if note.first_seq <= row.seq <= note.last_seq:
-                kept = _kept_text(core, slot, row.seq, kept, text, row.text_bytes)
+                kept = origin_keep(core, slot, <const char *>text, row.text_bytes)
                 if kept == 0 or note_came(note, <uint32_t>(row.seq - note.first_seq), kept, row.source) != 0:
                     raise MemoryError
     return 0

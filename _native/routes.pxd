@@ -122,6 +122,11 @@ cdef struct Outlets:
     bint queued                      # stands in the queue
     bint hot                         # a batch came in since the last whole pass
 
+cdef struct OriginTexts:             # of a topic that exactly-once copies come into: each text once, until the topic goes (notes may point at it)
+    uint32_t count, room
+    uint32_t last                    # the one that was asked for last
+    uint64_t kept[0]                 # as origin_run.text
+
 cdef struct Gathered:
     Note *note                       # referenced; NULL: nothing to copy
     uint32_t count                   # its first records
@@ -162,7 +167,9 @@ cdef Route *route_of(Forwarder *forwarder, uint32_t number) noexcept nogil      
 cdef int route_add(Forwarder *forwarder, const Route *made, const uint8_t *match) noexcept nogil     # 0, -ENOMEM; takes a copy
 cdef int route_change(Forwarder *forwarder, Route *route, uint32_t flags, uint32_t kind, const uint8_t *match, uint32_t bytes) noexcept nogil
 cdef void route_remove(Forwarder *forwarder, Route *route) noexcept nogil
-# Say where copy `seq` comes from; the text is kept once for all runs in a row that share it. 0, -ENOMEM.
+# The text reference of an origin's text in a topic's own slabs, made when it is new there; 0: no room.
+cdef uint64_t origin_keep(Core *core, uint32_t slot, const char *text, uint32_t text_bytes) noexcept nogil
+# Say where copy `seq` comes from. 0, -ENOMEM.
 cdef int route_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil
 # The text reference (Came.text) of the run of `seq` in a topic's origins, 0 when there is none.
 cdef uint64_t origin_text(Core *core, uint32_t slot, uint64_t seq) noexcept nogil

@@ -757,23 +757,53 @@ cdef int _grow_origins(Core *core, topic_slot *topic) noexcept nogil:
     return 0
 
 
+cdef uint64_t origin_keep(Core *core, uint32_t slot, const char *text, uint32_t text_bytes) noexcept nogil:
+    cdef Private *own = private_of(core, slot)
+    cdef OriginTexts *texts
+    cdef OriginTexts *grown
+    cdef uint64_t kept
+    cdef uint32_t number, at, room
+    if own == NULL:
+        return 0
+    texts = <OriginTexts *>own.origin_texts
+    for number in range(texts.count if texts != NULL else 0):
+        at = (texts.last + number) % texts.count
+        kept = texts.kept[at]
+        if kept & 0xFFFF == text_bytes and memcmp(core.regions.index + (kept >> 16), text, text_bytes) == 0:
+            texts.last = at
+            return kept
+    if texts == NULL or texts.count == texts.room:
+        room = 2 * texts.room if texts != NULL else <uint32_t>4
+        grown = <OriginTexts *>realloc(texts, sizeof(OriginTexts) + room * sizeof(uint64_t))
+        if grown == NULL:
+            return 0
+        if texts == NULL:
+            grown.count = grown.last = 0
+        grown.room = room
+        texts = grown
+        own.origin_texts = grown
+    kept = slab_take(core.regions, slab_class_for(text_bytes))
+    if kept == 0:
+        return 0
+    memcpy(core.regions.index + kept, text, text_bytes)
+    kept = kept << 16 | text_bytes
+    texts.last = texts.count
+    texts.kept[texts.count] = kept
+    texts.count += 1
+    return kept
+
+
 cdef int route_origin(Core *core, topic_slot *topic, uint64_t seq, uint64_t source, const char *text, uint32_t text_bytes) noexcept nogil:
-    """Say where copy `seq` comes from; the text is kept once for all runs in a row that share it."""
+    """Say where copy `seq` comes from."""
     cdef origins_head *head = _origins(core, topic)
     cdef origin_run *last = NULL
-    cdef uint64_t kept = 0
+    cdef uint64_t kept = origin_keep(core, <uint32_t>(topic - core.regions.table), text, text_bytes)
+    if kept == 0:
+        return -ENOMEM
     if head != NULL and head.count:
         last = <origin_run *>(head + 1) + (head.count - 1)
-        if last.text & 0xFFFF == text_bytes and memcmp(core.regions.index + (last.text >> 16), text, text_bytes) == 0:
-            if last.source + (seq - last.seq) == source:
-                return 0
-            kept = last.text
-    if kept == 0:
-        kept = slab_take(core.regions, slab_class_for(text_bytes))
-        if kept == 0:
-            return -ENOMEM
-        memcpy(core.regions.index + kept, text, text_bytes)
-        kept = kept << 16 | text_bytes
+        if last.text == kept and last.source + (seq - last.seq) == source:
+            return 0
     if (head == NULL or head.count == head.capacity) and _grow_origins(core, topic) != 0:
         return -ENOMEM
     head = _origins(core, topic)
@@ -789,22 +819,20 @@ cdef void _forget_topic(Core *core, uint32_t slot, Private *own) noexcept nogil:
     """Free what a topic that goes has held: its outlets (its routes are gone by now) and its origins."""
     cdef topic_slot *topic = &core.regions.table[slot]
     cdef origins_head *head = NULL if core.closing else _origins(core, topic)
-    cdef origin_run *runs
+    cdef OriginTexts *texts = <OriginTexts *>own.origin_texts
+    cdef uint64_t old = topic.origins
     cdef uint32_t number
-    cdef uint64_t text = 0, old = topic.origins
     if own.outlets != NULL:
         _free_outlets(<Forwarder *>core.forwarder, own)
-    if head == NULL:
-        return
-    slot_lock(topic)
-    topic.origins = 0
-    slot_unlock(topic)
-    runs = <origin_run *>(head + 1)
-    for number in range(head.count):
-        if runs[number].text != text:
-            text = runs[number].text
-            slab_give(core.regions, text >> 16, slab_class_for(text & 0xFFFF))
-    slab_give(core.regions, old, head.slab_class)
+    if head != NULL:
+        slot_lock(topic)
+        topic.origins = 0
+        slot_unlock(topic)
+        slab_give(core.regions, old, head.slab_class)
+    for number in range(0 if core.closing or texts == NULL else texts.count):
+        slab_give(core.regions, texts.kept[number] >> 16, slab_class_for(texts.kept[number] & 0xFFFF))
+    free(texts)
+    own.origin_texts = NULL
 
 
 # ---- copies become visible ------------------------------------------------------------------------------------------------

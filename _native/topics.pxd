@@ -25,6 +25,7 @@ cdef struct Private:            # the writer's own memory of one topic; most hav
     ChunkList chunks
     Jobs *jobs                  # of a queue, NULL until it has a record
     void *outlets               # what leaves this topic through routers (routes.pxd: Outlets), NULL nothing
+    void *origin_texts          # where its exactly-once copies come from (routes.pxd: OriginTexts), NULL it has none
 
 cdef struct Core:
     Regions *regions

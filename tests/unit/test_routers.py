@@ -11,6 +11,7 @@ from fakes.clock import FakeClock
 from fakes.in_process import Library, numbers
 from oracle.model import Refused
 from topicsd._native.copies import meta_with_origin
+from topicsd._native.slabs import memory
 
 
 def datas(engine: Library, topic: str, **members: Any) -> list[Any]:
@@ -132,6 +133,29 @@ def test_a_copy_of_an_exactly_once_copy_keeps_its_meta_or_gets_one_of_its_own(en
     [of_c], [of_d] = engine.diff("c")["records"], engine.diff("d")["records"]
     epoch = engine.state("b")["epoch"]
     assert of_c["meta"] == of_b["meta"] and of_d["meta"] == {"_topics_router": f"router:b->d:{epoch}:{epoch}:2"}
+
+
+def test_exactly_once_routers_that_take_turns_hold_no_more_memory_than_their_destination_needs(engine: Library) -> None:
+    engine.append("warm", numbers(0))
+    before, _ = memory(engine.shared)
+    engine.put("from", cap_records=10)
+    engine.put("to", cap_records=10)
+
+    def turns(count: int) -> int:
+        for number in range(count):
+            for router in ("first", "second"):
+                engine.route("from", "to", router=router, guarantee="exactly_once")
+                engine.append("from", numbers(number))
+                engine.call({"op": "router.delete", "router": router})
+        return memory(engine.shared)[0]
+
+    first = turns(100)
+    assert turns(1000) <= first
+    origins = [record["meta"]["_topics_router"].split(":")[1] for record in engine.diff("to", include_meta=True)["records"]]
+    assert origins == ["first", "second"] * 5
+    for name in ("from", "to"):
+        engine.drop(name)
+    assert memory(engine.shared)[0] <= before
 
 
 def test_meta_loses_an_origin_of_its_own_however_it_is_spelt() -> None:
