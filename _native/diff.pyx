@@ -119,7 +119,7 @@ cdef int _cross_hole(Page *page, uint64_t seq) noexcept nogil:
     cdef uint32_t reason = 0, other
     cdef uint64_t most = page.floors.head if page.whole else min(page.floors.head, max(seq, page.end))    # one record is asked for, not the gap
     while at <= most:
-        end = min(view_hole_part(page.reader.regions, &page.view, at, &other), most)
+        end = min(view_hole_part(page.reader.regions, &page.view, at, True, &other), most)
         if end == 0:
             if view_entries(page.reader.regions, &page.view, at, 1, &entry) != 0:
                 return READ_STALE

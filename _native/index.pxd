@@ -40,7 +40,7 @@ cdef void index_trim(Regions *regions, topic_slot *topic, uint64_t below_seq) no
 cdef void index_drop(Regions *regions, topic_slot *topic) noexcept nogil
 
 # ---- any process; check view_still afterwards
-# 0, VIEW_BUSY, or -EIO: a page of a segment that cannot be read now.
+# 0, VIEW_BUSY, or -EIO: a page of a segment that cannot be read now. What stands in damage of the log is a hole (log_damage.pxd).
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
 # The same without the addresses of sealed records: their data is not touched.
 cdef int view_flags(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil
@@ -48,7 +48,8 @@ cdef int view_flags(const Regions *regions, const TopicView *view, uint64_t firs
 cdef uint64_t view_lower_bound_ts(const Regions *regions, const TopicView *view, uint64_t from_seq, uint64_t ts) noexcept nogil
 # First seq, not below `low`, of the hole that ends at `seq`; seq + 1 when `seq` is in no hole.
 cdef uint64_t view_hole_start(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t low) noexcept nogil
-# Last seq of a part of a hole that has one reason and is found in one step (an entry, or a page); 0: no hole there, or stale.
-cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil
+# Last seq of a part of a hole that has one reason and is found in one step (an entry, or a page); 0: no hole there, or stale. `damage`: what
+# can not be read counts too.
+cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, bint damage, uint32_t *reason) noexcept nogil
 # Last seq of the hole that holds `seq`, whatever its reasons (the first one is told); 0 when `seq` is in no hole or out of range.
 cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil

@@ -5,8 +5,9 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
-from topicsd._native.atomics cimport load_acquire_32, store_relaxed_64, store_release_32, store_release_64
+from topicsd._native.atomics cimport load_acquire_32, load_relaxed_64, store_relaxed_64, store_release_32, store_release_64
 from topicsd._native.layout cimport INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_SMALL_MAX, index_entry, segment_row, topic_slot
+from topicsd._native.log_damage cimport hide_damaged
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport Rows, row_of, rows_of_view, sealed_at, sealed_entries, sealed_lower_bound_ts
 from topicsd._native.slabs cimport (
@@ -413,9 +414,17 @@ cdef inline const index_entry *_view_small(const Regions *regions, const TopicVi
 
 
 cdef int view_entries(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil:
+    cdef uint32_t sealed
+    cdef int status
     if first_seq <= view.sealed_through and count:
-        return _view_both(regions, view, first_seq, count, out, True)
-    return _view_tail(regions, view, first_seq, count, out)
+        sealed = <uint32_t>min(<uint64_t>count, view.sealed_through + 1 - first_seq)
+        status = _view_both(regions, view, first_seq, count, out, True)
+    else:
+        sealed = 0
+        status = _view_tail(regions, view, first_seq, count, out)
+    if status == 0 and load_relaxed_64(&regions.control.log_damages) & 0xFFFF:
+        status = hide_damaged(regions, out + sealed, count - sealed)
+    return status
 
 
 cdef int view_flags(const Regions *regions, const TopicView *view, uint64_t first_seq, uint32_t count, index_entry *out) noexcept nogil:
@@ -528,7 +537,7 @@ cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint6
     cdef uint32_t other
     reason[0] = 0
     while True:
-        part = view_hole_part(regions, view, seq, &other)
+        part = view_hole_part(regions, view, seq, True, &other)
         if part == 0:
             return end
         if reason[0] == 0:
@@ -537,14 +546,18 @@ cdef uint64_t view_hole_end(const Regions *regions, const TopicView *view, uint6
         seq = end + 1
 
 
-cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, uint32_t *reason) noexcept nogil:
+cdef uint64_t view_hole_part(const Regions *regions, const TopicView *view, uint64_t seq, bint damage, uint32_t *reason) noexcept nogil:
     cdef index_entry entry
+    cdef int status
     cdef const uint32_t *directory
     cdef uint64_t number = seq - view.index_base
     cdef Rows rows
     cdef const segment_row *row
     reason[0] = 0
-    if seq > view.head or view_entries(regions, view, seq, 1, &entry) != 0 or not entry.flags & INDEX_HOLE:
+    if seq > view.head:
+        return 0
+    status = view_entries(regions, view, seq, 1, &entry) if damage else view_flags(regions, view, seq, 1, &entry)
+    if status != 0 or not entry.flags & INDEX_HOLE:
         return 0
     reason[0] = (entry.flags >> 8) & 0xFF
     if seq <= view.sealed_through:

@@ -184,6 +184,12 @@ struct shard_line { /* writer */
 };
 _Static_assert(sizeof(struct shard_line) == 512, "shard line");
 
+#define LOG_DAMAGES_MAX 512u
+
+struct log_damage { /* a range of the log that is not what was written: shard << 56 | position, from and before */
+    uint64_t first, end;
+};
+
 struct control {
     uint32_t magic, version;
     uint64_t generation;      /* writer: +1 each time a writer takes over; readers check it before and after */
@@ -212,9 +218,11 @@ struct control {
     uint64_t segments, segments_bytes; /* writer: sealed ranges and the bytes of their files */
     uint64_t damage_met;      /* any process, by adding: segment files that a read has found damaged (segment_file.suspect) */
     uint64_t log_damage_met;  /* any process, by adding: reads that met a record of the log which is not what was written */
-    uint64_t reserved[29];
+    uint64_t log_damages;     /* keeper, release: changes << 16 | ranges; they stand in log_damage[changes % 2] (log_damage.pxd) */
+    uint64_t reserved[28];
     struct shard_line shards[SHARDS_MAX];
     struct worker_line workers[RING_SLOTS_MAX];
+    struct log_damage log_damage[2][LOG_DAMAGES_MAX]; /* keeper */
 };
 _Static_assert(offsetof(struct control, shards) == 512, "control");
 

@@ -20,6 +20,7 @@ cdef extern from "layout.h" nogil:
     const uint32_t CONTROL_MAGIC
     const uint32_t RING_SLOTS_MAX
     const uint32_t LOG_FILES_MAX
+    const uint32_t LOG_DAMAGES_MAX
     const uint32_t FSYNC_BUCKETS
     const uint32_t NAME_BYTES_MAX
     const uint32_t NAME_INLINE_BYTES
@@ -213,6 +214,10 @@ cdef extern from "layout.h" nogil:
         uint64_t direct_bytes
         uint64_t reserved[24]
 
+    ctypedef struct log_damage "struct log_damage":
+        uint64_t first
+        uint64_t end
+
     ctypedef struct control "struct control":
         uint32_t magic
         uint32_t version
@@ -248,9 +253,11 @@ cdef extern from "layout.h" nogil:
         uint64_t segments_bytes
         uint64_t damage_met
         uint64_t log_damage_met
-        uint64_t reserved[29]
+        uint64_t log_damages
+        uint64_t reserved[28]
         shard_line shards[SHARDS_MAX]
         worker_line workers[RING_SLOTS_MAX]
+        log_damage log_damage[2][LOG_DAMAGES_MAX]
 
     ctypedef struct log_file_row "struct log_file_row":
         uint64_t first_position

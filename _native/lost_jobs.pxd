@@ -3,21 +3,28 @@
 # A claim grants jobs by the index; only the worker that shows them reads their bytes. What it cannot read is reported (work.pyx), the writer
 # looks for itself, and takes the job out with a LEASE frame of verb LEASE_LOST. A reader gets `corrupt` for it while it stands in its segment. When
 # the topic's front passes it, the writer has to look again at what is deleted there, to make it part of the floor: rows with such jobs are marked
-# for that. The mark is in the row, so snapshots have it; replay of the frame sets it, too.
+# for that. The mark is in the row, so snapshots have it; replay of the frame sets it, too. In the unsealed log (log_damage.pxd) the frame alone
+# tells of it: the next start finds a hole there.
 #
 # Owner: the writer.
 from libc.stdint cimport uint64_t
 
+from topicsd._native.index cimport index_at
 from topicsd._native.layout cimport INDEX_HOLE, LOSS_CORRUPT, ROW_HOLES, index_entry, segment_row, topic_slot
+from topicsd._native.log_damage cimport is_in_damage
 from topicsd._native.regions cimport Regions
 from topicsd._native.sealed cimport ROW_LOST, Rows, row_at, rows_of_topic, sealed_entries
 
 cdef inline bint is_corrupt(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
-    """Whether the record of a sealed seq can not be read, now: its bytes are there and are not what was written, or they are gone."""
+    """Whether a record can not be read, now: its bytes are there and are not what was written, or they are gone."""
     cdef Rows rows
     cdef index_entry entry
+    cdef const index_entry *tail
+    if seq > topic.sealed_through:
+        tail = index_at(regions, topic, seq)
+        return tail != NULL and is_in_damage(regions, tail)
     rows_of_topic(regions, topic, &rows)
-    if seq > topic.sealed_through or sealed_entries(regions, &rows, seq, 1, &entry, True) != 0:
+    if sealed_entries(regions, &rows, seq, 1, &entry, True) != 0:
         return False
     return entry.flags & INDEX_HOLE and (entry.flags >> 8) & 0xFF == LOSS_CORRUPT
 

@@ -267,10 +267,10 @@ cdef class QueueDoor(QueueCore):
             wake_watchers(&self.core, slot)
 
     def is_unreadable(self, uint32_t slot, uint64_t seq):
-        """Tell whether a sealed record that is live cannot be read, for good: a lack of memory, of descriptors or of the cold tier is none of it."""
+        """Tell whether a record that is live cannot be read, for good: a lack of memory, of descriptors or of the cold tier is none of it."""
         cdef topic_slot *topic = &self.core.regions.table[slot]
         cdef Sealed *sealed = <Sealed *>self.core.regions.sealed
-        if sealed == NULL or seq > topic.sealed_through or not self._is_live(topic, seq):
+        if sealed == NULL or not self._is_live(topic, seq):
             return False
         sealed.maps.failure = 0
         return is_corrupt(self.core.regions, topic, seq) and (sealed.maps.failure == 0 or sealed.maps.failure == -ENOENT)

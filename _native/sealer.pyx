@@ -292,12 +292,12 @@ cdef class Sealer:
     cdef int hole(self, const index_entry *entry) noexcept nogil:
         """A short hole goes into the segment, a long one ends it or is a row of its own."""
         cdef uint32_t reason, other
-        cdef uint64_t end = view_hole_part(&self.shared.r, &self.view, self.next_seq, &reason), part
+        cdef uint64_t end = view_hole_part(&self.shared.r, &self.view, self.next_seq, False, &reason), part
         cdef SegmentRecord *out
         if end == 0:
             return STOP_STALE
         while end < self.view.head:
-            part = view_hole_part(&self.shared.r, &self.view, end + 1, &other)
+            part = view_hole_part(&self.shared.r, &self.view, end + 1, False, &other)
             if part == 0 or other != reason:
                 break
             end = part

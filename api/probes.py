@@ -65,7 +65,8 @@ def damages(context: Context) -> list[str]:
         reasons.append(f"damage: {lost} jobs of queues were taken out because their bytes are damaged; the log names them")
     if ranges := figures.get("log_damaged"):
         reasons.append(
-            f"damage: {ranges} ranges of the log are not as they were written; the next start sets them aside, readers see a tombstone there then"
+            f"damage: {ranges} ranges of the log are not as they were written; readers see a tombstone there;"
+            " the log from there on is kept until the next start sets them aside"
         )
     if damaged := figures.get("damaged"):
         reasons.append(f"damage: the scrub has found {damaged} places in sealed files that are not as they were written; `topicsd fsck` names them")

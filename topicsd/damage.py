@@ -2,6 +2,7 @@
 
 A read that meets damage marks the segment file (sealed.pxd) or counts it (log_damage_met); readiness says so at once, and the keeper looks at the
 file before anything else. What it finds stays told until a whole pass of the scrub finds nothing there. Counts leave out what no reader can have.
+Damage of the log is shown to readers as ranges (log_damage.pxd): a tombstone at once, not after the next start.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import structlog
 
-from topicsd._native import log_walk, upkeep
+from topicsd._native import log_damage, log_walk, upkeep
 from topicsd._native.log_walk import Damage as LogDamage
 from topicsd._native.regions import Shared
 from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
@@ -24,6 +26,7 @@ from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
 
 COLD = 3
+POSITION_BITS = 56  # of a place in the log, below the shard's number
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
 COUNT_SHARE = 20  # and no more of the time than one part in so many
 TOPICS_A_CALL = 1000  # the writer's step stays short
@@ -113,6 +116,7 @@ class Damage:
         if self.shared.generation != self._generation:
             self._generation = self.shared.generation
             self._suspect_again()
+            self.log_is_suspect = self.log_is_suspect or bool(self._log_found)
         met = self.shared.get("damage_met")
         if met != self._met:
             for file in upkeep.suspects(self.shared, MET):
@@ -164,6 +168,8 @@ class Damage:
             found[folder] = older + [each for each in first if (each.position, each.got) in again]
         self._log_found = found
         self.figures.set("log_damaged", sum(map(len, found.values())))
+        log_damage.show(self.shared, [place for folder, some in found.items() for place in map(places_of(folder), some)])
+        self._count_at_ms = 0
         for each in (each for some in found.values() for each in some):
             path = Path(os.fsdecode(each.path))
             key = (path, each.offset, each.got)
@@ -188,15 +194,21 @@ class Damage:
     def _count(self) -> None:
         """Say how much of each topic no reader can have."""
         totals: dict[tuple[int, int], list[int]] = {}
-        for file in upkeep.suspects(self.shared, DAMAGED):
-            for slot, topic_id, records, size in upkeep.unreadable(self.shared, file.number):
-                total = totals.setdefault((slot, topic_id), [0, 0])
-                total[0] += records
-                total[1] += size
+        unreadable = [upkeep.unreadable(self.shared, file.number) for file in upkeep.suspects(self.shared, DAMAGED)]
+        for slot, topic_id, records, size in chain(log_damage.unreadable(self.shared), *unreadable):
+            total = totals.setdefault((slot, topic_id), [0, 0])
+            total[0] += records
+            total[1] += size
         told = [[slot, topic_id, *totals.get((slot, topic_id), (0, 0))] for slot, topic_id in self._shown | totals.keys()]
         for first in range(0, len(told), TOPICS_A_CALL):
             self.show(told[first : first + TOPICS_A_CALL])
         self._shown = set(totals)
+
+
+def places_of(folder: Path) -> Callable[[LogDamage], tuple[int, int]]:
+    """Where a shard's damage begins and ends, as index entries say it."""
+    shard = int(folder.name[-2:]) << POSITION_BITS
+    return lambda each: (shard | each.position, shard | each.position + each.bytes)
 
 
 def named_by(path: Path) -> Path:

@@ -12,7 +12,9 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.workers import Workers
 from oracle.model import Refused
+from topicsd._native import log_damage, work
 from topicsd._native.reader import IoError
 from topicsd.engine import frames
 from topicsd.engine.frames import Deletion
@@ -271,6 +273,116 @@ def test_damage_in_the_log_that_a_read_meets_is_looked_at(library: Library) -> N
     assert care.figures.get("log_damage_looked") == library.shared.get("log_damage_met")
     library.kill()
     assert library.store.degraded and lost(library, "t")
+
+
+def tail(library: Library, name: str = "t", **config: Any) -> Path:
+    """A topic whose records stand in the log alone; the log file that holds them."""
+    library.put(name, **config)
+    fill(library, name)
+    library.sequencer.sync()
+    return max((path for path in Path(library.directory).rglob("*.log")), key=lambda path: path.stat().st_blocks)
+
+
+def met_by_a_scrub(library: Library, care: Upkeep) -> None:
+    care.step(100_000, 0)
+    care.step(100_001, 0)  # a quarter of a second later it counts
+
+
+def met_by_a_seal(library: Library, care: Upkeep) -> None:
+    with pytest.raises(AssertionError, match="topic 1: "):
+        library.seal("t")
+    care.damage.log_is_suspect = True  # as the keeper does when a seal fails (keeper.py)
+    care.step(2, 0)
+
+
+@pytest.mark.parametrize("meet", [met_by_a_scrub, met_by_a_seal])
+def test_damage_in_the_log_is_told_to_readers_at_once_and_to_those_after_a_start_as_well(
+    library: Library, meet: Callable[[Library, Upkeep], None]
+) -> None:
+    path = tail(library)
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    care.step(0, 0)
+    before = library.state("t")
+    flip(path, path.read_bytes().index(b"000123x"))
+    meet(library, care)
+    assert care.figures.get("log_damaged") == 1
+    missing = lost(library, "t")
+    assert missing == set(range(101, 151)), "the whole batch: it has one checksum"
+    after = library.state("t")
+    assert (before["count"] - after["count"], before["bytes"] - after["bytes"]) == (50, 50 * 510)
+    records = library.read_all("t")[0]
+    assert {record["$seq"] for record in records} == set(range(1, 301)) - missing
+    seen = library.read_all("t")
+    library.kill()
+    assert library.store.degraded and library.read_all("t") == seen and library.state("t")["count"] == after["count"]
+    care.step(200_000, 0)
+    care.step(200_001, 0)
+    assert library.read_all("t") == seen and library.state("t")["count"] == after["count"]
+    library.seal("t")
+    assert library.read_all("t") == seen
+
+
+def test_damage_in_the_log_that_is_gone_at_the_second_look_is_told_no_longer(library: Library) -> None:
+    path = tail(library)
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    at = path.read_bytes().index(b"000123x")
+    seen, before = library.read_all("t"), library.state("t")
+    flip(path, at)
+    care.step(100_000, 0)
+    assert lost(library, "t")
+    flip(path, at)
+    care.damage.log_is_suspect = True
+    care.step(100_002, 0)
+    assert care.figures.get("log_damaged") == 0
+    assert library.read_all("t") == seen and library.state("t")["count"] == before["count"]
+    library.seal("t")
+    assert library.read_all("t") == seen
+
+
+def test_a_router_s_copies_of_damaged_records_are_told_too(library: Library) -> None:
+    library.put("t")
+    library.route("t", "copies")
+    path = tail(library)
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    flip(path, path.read_bytes().index(b"000123x"))
+    met_by_a_scrub(library, care)
+    assert lost(library, "copies") == lost(library, "t") == set(range(101, 151))
+    assert library.state("copies")["count"] == library.state("t")["count"] == RECORDS - 50
+    seen = library.read_all("copies")
+    library.kill()
+    records, [first, *_behind] = library.read_all("copies")
+    assert (records, first) == (seen[0], seen[1][0])
+
+
+def test_jobs_whose_bytes_the_unsealed_log_has_lost_leave_the_queue(library: Library) -> None:
+    path = tail(library, type="queue")
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    workers = Workers(library)
+
+    def tell(slot: int, topic_id: int, seqs: list[int]) -> None:  # as a worker's process does (api/)
+        library.call({"op": "queue.unreadable", "slot": slot, "topic_id": topic_id, "seqs": seqs})
+
+    work.report_unreadable(tell)
+    flip(path, path.read_bytes().index(b"000123x"))
+    care.step(100_000, 0)
+    got: list[int] = []
+    while jobs := workers.claim("t", "w", 100):
+        got += [job["$seq"] for job in jobs]
+    assert got == [seq for seq in range(1, RECORDS + 1) if not 101 <= seq <= 150]
+    work.report_unreadable(None)
+    assert library.engine.queues.lost == 50
+    assert workers.counters("t")[:2] == (0, RECORDS - 50)
+    library.kill()
+    again = Workers(library)
+    assert sum(again.counters("t")[:2]) == RECORDS - 50
+
+
+def test_more_ranges_than_can_be_shown_are_shown_as_far_as_they_go(library: Library) -> None:
+    ranges = [(first << 8, (first << 8) + 8) for first in range(1000)]
+    log_damage.show(library.shared, ranges[::-1])
+    assert log_damage.shown(library.shared) == ranges[:512]
+    log_damage.show(library.shared, [])
+    assert log_damage.shown(library.shared) == []
 
 
 def test_the_scrub_reads_the_log_too(library: Library) -> None:
