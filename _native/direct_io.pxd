@@ -7,6 +7,7 @@
 #
 #   group          [frame|frame|frame|MARK]          log.pyx ends a large group with a MARK that fills its last page
 #   stage          2 MiB, one huge page if there is one; copied into and written in pieces of DIRECT_PIECE_BYTES
+#   flights        two stages take turns: the disk has the next group before the one in front of it has landed
 #
 # Only file systems whose page cache stays coherent beside such writes (ext4, XFS: iomap drops the pages of the range before and after the
 # write, those that a map has brought in by read-ahead included) are written this way; readers map the same files.
@@ -21,19 +22,22 @@ cdef enum:
     DIRECT_PAGE_BYTES = 4096           # what offsets, lengths and the staging buffer are multiples of
     DIRECT_LEAST_BYTES = 128 << 10     # smaller groups are buffered
     DIRECT_PIECE_BYTES = 1 << 20
-    DIRECT_FLIGHT_BYTES = 2 << 20      # the most that is written in the background
+    DIRECT_FLIGHT_BYTES = 2 << 20      # the most that is written in the background at once
+    FLIGHTS_MAX = 2
 
 cdef struct DirectWrites:
     int fd                             # of the current log file; -1 while none is open
     bint refused                       # this file system or the operator wants none
     int always                         # for tests: 1 whatever it takes, 2 however small too
-    uint8_t *stage                     # NULL until the first use
-    uint64_t direct_cost, cached_cost  # nanoseconds a MiB, moving averages; 0: not measured
-    bint preferred                     # the direct way, at the last look
+    uint8_t *stage[FLIGHTS_MAX]        # NULL until the first use
+    uint64_t direct_cost, cached_cost  # nanoseconds of the writer a MiB, moving averages; 0: not measured
+    bint preferred[2]                  # the direct way, at the last look; for a group of one, of many
     uint32_t since_probe, probe_every  # large groups since the dearer way was last tried, and how many it takes until it is again
     uint64_t bytes, writes             # counters
-    Flight flight
-    uint64_t flying, began_ns          # bytes that are being written in the background; since when
+    Flight flight[FLIGHTS_MAX]
+    uint64_t flying[FLIGHTS_MAX]       # bytes that are being written in the background
+    uint64_t spent_ns[FLIGHTS_MAX]     # what that took of the writer's time so far
+    uint64_t since_ns                  # since when the writer is at a write
     bint no_flights                    # this machine has no such writes
 
 # Before anything else; `wanted` False: never write directly.
@@ -41,17 +45,18 @@ cdef void direct_open(DirectWrites *direct, bint wanted) noexcept nogil
 cdef void direct_close(DirectWrites *direct, const Files *files) noexcept nogil
 # The current file is another one from now on: the next direct write opens it.
 cdef void direct_forget(DirectWrites *direct, const Files *files) noexcept nogil
-# Whether so many bytes should go past the page cache.
-cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes) noexcept nogil
+# Whether so many bytes should go past the page cache; `crowded`: of several who write at once.
+cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded) noexcept nogil
 # Write all parts but their first `skip` bytes at `offset` (it and what is written are whole pages). The bytes; DIRECT_UNSUPPORTED: nothing is
 # lost, write them the other way; -errno.
 cdef int64_t direct_write(DirectWrites *direct, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
                           uint64_t offset) noexcept nogil
-# The same in the background, for what fits into the staging buffer: 0, and direct_end waits for it. DIRECT_UNSUPPORTED, -errno: nothing flies.
-cdef int64_t direct_start(DirectWrites *direct, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
+# The same in the background, for what fits into a staging buffer, as flight `which`: 0, and direct_end waits for it. DIRECT_UNSUPPORTED, -errno:
+# it does not fly.
+cdef int64_t direct_start(DirectWrites *direct, uint32_t which, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
                           uint64_t offset) noexcept nogil
-# The bytes, or -errno. On DIRECT_UNSUPPORTED `rest` is what is to be written the other way.
-cdef int64_t direct_end(DirectWrites *direct, const Files *files, iovec *rest) noexcept nogil
+# The bytes, or -errno; -EAGAIN: it goes on after so long (files.pxd). On DIRECT_UNSUPPORTED `rest` is what is to be written the other way.
+cdef int64_t direct_end(DirectWrites *direct, uint32_t which, const Files *files, uint64_t wait_ns, iovec *rest) noexcept nogil
 
 # A second descriptor of a file, for whole pages past the page cache. -1: not on this file system.
 cdef int direct_file(const Files *files, const char *path) noexcept nogil

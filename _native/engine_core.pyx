@@ -12,8 +12,9 @@ from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport clock_mono_ns, load_relaxed_64, store_relaxed_64
 from topicsd._native.batch cimport BATCH_APPEND, Batch, free_owned, queue_at, queue_push
+from topicsd._native.direct_io cimport FLIGHTS_MAX
 from topicsd._native.durable cimport durable_settle
-from topicsd._native.files cimport FileSystem
+from topicsd._native.files cimport WRITE_ENDS, FileSystem
 from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
@@ -124,11 +125,11 @@ cdef class EngineCore(ReplayCore):
     def launch(self):
         """Begin to write what was admitted in the background, behind what flies already (library mode). Tell whether something flies."""
         with nogil:
-            if self.flying:
-                self._next_flight()
-            else:
-                self._launch()
-        return self.flying != 0
+            if self.flights == FLIGHTS_MAX:
+                self._land_oldest(WRITE_ENDS)
+            if not self._launch():
+                self._land()
+        return self.flights != 0
 
     def take_finished(self):
         """Return the next answer of library mode as (token, outcome, flags, first_seq, count, head), or None."""

@@ -16,6 +16,12 @@ from posix.uio cimport iovec
 cdef enum:
     IOV_PARTS_MAX = 1024
 
+cdef extern from *:
+    """
+    #define WRITE_ENDS (~0ull)   /* end_write: however long it takes */
+    """
+    const uint64_t WRITE_ENDS
+
 ctypedef struct Flight:
     uint64_t aio       # the kernel's context, 0: none yet
     int fd
@@ -30,7 +36,8 @@ ctypedef struct Files:
     int64_t (*pwritev)(void *context, int fd, const iovec *parts, int count, uint64_t offset) noexcept nogil
     # One write in the background. 0: it goes on, and `end_write` waits for it; -ENOSYS: this machine has no such writes; -errno
     int (*start_write)(void *context, Flight *flight, int fd, const void *bytes, uint64_t length, uint64_t offset) noexcept nogil
-    int64_t (*end_write)(void *context, Flight *flight) noexcept nogil    # like pwritev
+    # Like pwritev; -EAGAIN: it goes on after so long, end it later. WRITE_ENDS: however long it takes
+    int64_t (*end_write)(void *context, Flight *flight, uint64_t wait_ns) noexcept nogil
     int64_t (*pread)(void *context, int fd, void *destination, uint64_t bytes, uint64_t offset) noexcept nogil
     int (*fdatasync)(void *context, int fd) noexcept nogil
     int (*fsync)(void *context, int fd) noexcept nogil

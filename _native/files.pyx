@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from libc.errno cimport EINTR, EIO, ENOSYS, errno
+from libc.errno cimport EAGAIN, EINTR, EIO, ENOSYS, errno
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from posix.fcntl cimport O_DIRECTORY, O_RDONLY, open as posix_open
@@ -23,6 +23,7 @@ cdef extern from *:
     #include <linux/aio_abi.h>
     #include <linux/falloc.h>
     #include <sys/syscall.h>
+    #include <time.h>
     #include <unistd.h>
     static inline int linux_fallocate(int fd, int mode, off_t offset, off_t bytes) { return fallocate(fd, mode, offset, bytes); }
     static inline int aio_setup(aio_context_t *context) { return syscall(SYS_io_setup, 2, context); }
@@ -32,9 +33,10 @@ cdef extern from *:
                            .aio_offset = offset}, *list = &one;
         return syscall(SYS_io_submit, context, 1, &list);
     }
-    static inline int aio_wait(aio_context_t context, long long *result) {
+    static inline int aio_wait(aio_context_t context, unsigned long long wait_ns, long long *result) {
         struct io_event event;
-        int count = syscall(SYS_io_getevents, context, 1, 1, &event, NULL);
+        struct timespec wait = {.tv_sec = wait_ns / 1000000000, .tv_nsec = wait_ns % 1000000000};
+        int count = syscall(SYS_io_getevents, context, 1, 1, &event, wait_ns == ~0ull ? NULL : &wait);
         *result = count == 1 ? event.res : 0;
         return count;
     }
@@ -44,7 +46,7 @@ cdef extern from *:
     int aio_setup(unsigned long *context) nogil
     int aio_destroy(unsigned long context) nogil
     int aio_write(unsigned long context, int fd, const void *bytes, unsigned long length, long long offset) nogil
-    int aio_wait(unsigned long context, long long *result) nogil
+    int aio_wait(unsigned long context, unsigned long long wait_ns, long long *result) nogil
     const int PUNCH_MODE
 
 cdef extern from "<stdio.h>" nogil:
@@ -128,14 +130,16 @@ cdef int real_start_write(void *context, Flight *flight, int fd, const void *byt
     return 0
 
 
-cdef int64_t real_end_write(void *context, Flight *flight) noexcept nogil:
+cdef int64_t real_end_write(void *context, Flight *flight, uint64_t wait_ns) noexcept nogil:
     cdef long long wrote = 0
     cdef int64_t rest
-    while aio_wait(<unsigned long>flight.aio, &wrote) != 1:
-        if errno != EINTR:
-            return -errno
+    cdef int ended = aio_wait(<unsigned long>flight.aio, wait_ns, &wrote)
+    while ended < 0 and errno == EINTR:
+        ended = aio_wait(<unsigned long>flight.aio, wait_ns, &wrote)
+    if ended != 1:
+        return -errno if ended < 0 else -EAGAIN
     if wrote <= 0 or <uint64_t>wrote == flight.length:
-        return wrote if wrote else -EIO
+        return wrote if wrote and wrote != -EAGAIN else -EIO
     rest = write_rest(flight.fd, <const char *>flight.bytes + wrote, flight.length - <uint64_t>wrote, flight.offset + <uint64_t>wrote)
     return rest if rest < 0 else <int64_t>flight.length
 
@@ -336,7 +340,7 @@ cdef int watched_start_write(void *context, Flight *flight, int fd, const void *
     return 0
 
 
-cdef int64_t watched_end_write(void *context, Flight *flight) noexcept nogil:
+cdef int64_t watched_end_write(void *context, Flight *flight, uint64_t wait_ns) noexcept nogil:
     return flight.result
 
 

@@ -26,8 +26,8 @@
 # Group: place (reserve a position, perhaps rotate) -> stamp and seal the frame -> queue -> ... -> flush. Memory of queued frames belongs to
 # the caller and must stay until flush or cancel. Frames are queued in the order in which they were placed.
 #
-# Flight: a large group may be written in the background (launch, land) while the next one gathers behind it in the same file. Only one flies;
-# a frame that does not fit into the file waits for it (LOG_FLUSH_FIRST).
+# Flight: a large group may be written in the background (launch, land) while the next one gathers behind it in the same file. Two may
+# fly, and land in their order; a frame that does not fit into the file waits for them (LOG_FLUSH_FIRST).
 #
 # Failure: a failed write or sync poisons the shard (`line.read_only` = errno). `written` stays, so nothing of the failed group counts; its
 # bytes may be in the file all the same. `void_after` or `resume` makes them void by a new file whose START says where the good data ends.
@@ -38,6 +38,7 @@ from topicsd._native.files cimport Files, FileSystem
 from topicsd._native.layout cimport control, frame_header, log_file_row, shard_line
 
 cdef enum:
+    LOG_FLIES = 1             # land: it has not landed
     LOG_FLUSH_FIRST = 1       # place: the frame does not fit into this file and something is queued: flush, then place again
     LOG_START_BYTES = 128     # START frame at offset 0 of each file
     LOG_UNSYNCED_FILES_MAX = 16
@@ -81,8 +82,9 @@ cdef class Shard:
     cdef int launch(self) noexcept nogil
     # Whether a group is on its way.
     cdef bint flies(self) noexcept nogil
-    # Wait for it. 0, or -errno: poisoned, and what has gathered behind it is forgotten too. `flush` does it first by itself.
-    cdef int land(self) noexcept nogil
+    # Wait for the oldest, at most so long (WRITE_ENDS: until it has landed). 0; LOG_FLIES: not yet; -errno: poisoned, and what flies and gathers
+    # behind it is forgotten too. `flush` first waits for all by itself.
+    cdef int land(self, uint64_t wait_ns) noexcept nogil
     # Forget what was placed and queued since the last flush.
     cdef void cancel(self) noexcept nogil
     # Bytes placed and not yet flushed.
@@ -125,6 +127,8 @@ cdef class Shard:
     cdef void choose_way(self) noexcept nogil
     cdef uint64_t first_page(self) noexcept nogil
     cdef int64_t write_head(self) noexcept nogil
+    cdef int64_t land_oldest(self, uint64_t wait_ns, iovec *rest) noexcept nogil
+    cdef void let_land(self, iovec *rest) noexcept nogil
     cdef void empty_group(self) noexcept nogil
     cdef void count_written(self, uint64_t start, uint64_t end, uint32_t frames) noexcept nogil
     cdef int64_t write_group(self) noexcept nogil

@@ -2,7 +2,7 @@
 
 import os
 
-from libc.errno cimport EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
+from libc.errno cimport EAGAIN, EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport abort, calloc, free, malloc
@@ -15,9 +15,9 @@ from topicsd._native.atomics cimport (
     load_seq_cst_64, store_relaxed_64, store_release_64, store_seq_cst_32, store_seq_cst_64,
 )
 from topicsd._native.direct_io cimport (
-    DIRECT_FLIGHT_BYTES, DIRECT_LEAST_BYTES, DIRECT_UNSUPPORTED, DirectWrites, direct_close, direct_compare, direct_end, direct_forget, direct_open,
-    direct_start, direct_wanted, direct_write)
-from topicsd._native.files cimport IOV_PARTS_MAX, Files, FileSystem, real_files
+    DIRECT_FLIGHT_BYTES, DIRECT_LEAST_BYTES, DIRECT_UNSUPPORTED, FLIGHTS_MAX, DirectWrites, direct_close, direct_compare, direct_end, direct_forget,
+    direct_open, direct_start, direct_wanted, direct_write)
+from topicsd._native.files cimport IOV_PARTS_MAX, WRITE_ENDS, Files, FileSystem, real_files
 from topicsd._native.frame cimport frame_body, frame_seal
 from topicsd._native.layout cimport (
     FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_MARK, FRAME_START, FSYNC_BUCKETS, LOG_FILES_MAX, LOG_FORMAT_VERSION, control, frame_header,
@@ -50,6 +50,11 @@ cdef enum:
     ARMED_IDLE = 1                    # the syncer sleeps until something is written
     ARMED_TIMED = 2                   # it sleeps to the end of the interval; only ask_sync may wake it
 
+cdef struct FlyingGroup:
+    uint64_t start, end               # positions
+    uint32_t frames
+
+
 cdef struct ShardState:
     const Files *files
     const char *directory
@@ -73,8 +78,8 @@ cdef struct ShardState:
     uint8_t mark_frame[64]
     uint8_t fill_frame[PAGE_BYTES + 64]  # a MARK that fills the last page of a large group
     DirectWrites direct
-    uint64_t flight_start, flight_end  # a group that is being written in the background; 0: none
-    uint32_t flight_frames
+    FlyingGroup flight[FLIGHTS_MAX]     # groups that are being written in the background, the oldest at flights_first
+    uint32_t flights_first, flights
     int way                           # of the group: 0 not decided, WAY_DIRECT, WAY_CACHED
     bint keep_cached                  # somebody seems to read what this group holds
     uint64_t frames_end               # position after the last frame that is not a mark
@@ -265,9 +270,7 @@ cdef class Shard:
         cdef ShardState *s = self.state
         cdef uint32_t k
         cdef iovec rest
-        if s.flight_end:
-            direct_end(&s.direct, s.files, &rest)       # never answered: it may be there or not
-            s.flight_end = 0
+        self.let_land(&rest)       # never answered: it may be there or not
         for k in range(s.tail_count):
             s.files.close(s.files.context, s.tail[k].fd)
         s.tail_count = 0
@@ -295,7 +298,7 @@ cdef class Shard:
         return load_acquire_64(&self.line.written) > load_acquire_64(&self.line.synced)
 
     cdef uint64_t unflushed(self) noexcept nogil:
-        return self.state.end - self.written() if self.state.placed or self.state.flight_end else 0
+        return self.state.end - self.written() if self.state.placed or self.state.flights else 0
 
     cdef int refuses(self) noexcept nogil:
         if load_acquire_64(&self.state.poison):
@@ -311,7 +314,7 @@ cdef class Shard:
         self.drop_unqueued()
         left = s.current.first_position + s.current.bytes - s.end
         if frame_bytes > left or s.placed >= PARTS_MAX - 1:
-            if s.placed or s.flight_end:
+            if s.placed or s.flights:
                 return LOG_FLUSH_FIRST
             result = self.have_next(frame_bytes)
             if result == 0:
@@ -356,8 +359,8 @@ cdef class Shard:
     cdef int flush(self) noexcept nogil:
         cdef ShardState *s = self.state
         cdef int64_t result
-        if s.flight_end:
-            result = self.land()
+        while s.flights:
+            result = self.land(WRITE_ENDS)
             if result < 0:
                 return <int>result
         self.drop_unqueued()
@@ -397,14 +400,16 @@ cdef class Shard:
     cdef void choose_way(self) noexcept nogil:
         # Of a large group, once: a second look would count twice.
         cdef ShardState *s = self.state
+        cdef bint crowded
         if s.way and not (s.way == WAY_DIRECT and s.end % PAGE_BYTES):     # or something has been put behind its filler
             return
         s.way = WAY_CACHED
         if s.keep_cached or s.direct.refused:
             return
         if s.end - s.group_start >= <uint64_t>DIRECT_LEAST_BYTES or s.direct.always > 1:
+            crowded = s.queued > 1
             self.fill_page()
-            if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page()):
+            if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page(), crowded):
                 s.way = WAY_DIRECT
 
     cdef uint64_t first_page(self) noexcept nogil:
@@ -433,8 +438,10 @@ cdef class Shard:
         cdef ShardState *s = self.state
         cdef char path[PATH_BYTES]
         cdef int64_t result
+        cdef uint32_t which = (s.flights_first + s.flights) % FLIGHTS_MAX
+        cdef FlyingGroup *flight = &s.flight[which]
         self.drop_unqueued()
-        if not s.placed or s.flight_end or load_acquire_64(&s.poison):
+        if not s.placed or s.flights == FLIGHTS_MAX or load_acquire_64(&s.poison):
             return 0
         self.choose_way()
         if s.way != WAY_DIRECT or s.end - s.group_start > <uint64_t>DIRECT_FLIGHT_BYTES:
@@ -442,39 +449,55 @@ cdef class Shard:
         path_of(s, s.current.first_position, True, path)
         result = self.write_head()
         if result >= 0:
-            result = direct_start(&s.direct, s.files, path, s.part, s.parts, self.first_page() - s.group_start,
+            result = direct_start(&s.direct, which, s.files, path, s.part, s.parts, self.first_page() - s.group_start,
                                   self.first_page() - s.current.first_position)
         if result == DIRECT_UNSUPPORTED:
             return 0
         if result < 0:
             self.poison_with(<int>-result)      # the flush finds it, and forgets the group
             return <int>result
-        s.flight_start, s.flight_end, s.flight_frames = s.group_start, s.end, s.queued
+        flight.start, flight.end, flight.frames = s.group_start, s.end, s.queued
+        s.flights += 1
         self.empty_group()
         s.group_start = s.queued_end = s.end
         return 1
 
     cdef bint flies(self) noexcept nogil:
-        return self.state.flight_end != 0
+        return self.state.flights != 0
 
-    cdef int land(self) noexcept nogil:
+    cdef int64_t land_oldest(self, uint64_t wait_ns, iovec *rest) noexcept nogil:
         cdef ShardState *s = self.state
-        cdef uint64_t end = s.flight_end
+        cdef uint32_t which = s.flights_first
+        cdef int64_t result = direct_end(&s.direct, which, s.files, wait_ns, rest)
+        if result != -EAGAIN:
+            s.flights_first = (which + 1) % FLIGHTS_MAX
+            s.flights -= 1
+        return result
+
+    cdef void let_land(self, iovec *rest) noexcept nogil:
+        while self.state.flights:
+            self.land_oldest(WRITE_ENDS, rest)
+
+    cdef int land(self, uint64_t wait_ns) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef FlyingGroup flight = s.flight[s.flights_first]
         cdef iovec rest
         cdef int64_t result
-        if end == 0:
+        if s.flights == 0:
             return 0
-        result = direct_end(&s.direct, s.files, &rest)
+        result = self.land_oldest(wait_ns, &rest)
+        if result == -EAGAIN:
+            return LOG_FLIES
         if result == DIRECT_UNSUPPORTED:
-            result = s.files.pwritev(s.files.context, s.current.fd, &rest, 1, whole_pages(s.flight_start) - s.current.first_position)
-        s.flight_end = 0
+            result = s.files.pwritev(s.files.context, s.current.fd, &rest, 1, whole_pages(flight.start) - s.current.first_position)
         if result < 0:
             self.poison_with(<int>-result)
-            s.group_start = s.flight_start      # what has gathered behind it goes with it
+            self.let_land(&rest)
+            s.group_start = flight.start        # what flies and gathers behind it goes with it
             s.placed = max(s.placed, <uint32_t>1)
             self.forget_group()
             return <int>result
-        self.count_written(s.flight_start, end, s.flight_frames)
+        self.count_written(flight.start, flight.end, flight.frames)
         return 0
 
     cdef void expect_reader(self) noexcept nogil:
@@ -640,7 +663,7 @@ cdef class Shard:
         cdef frame_header *frame = <frame_header *>&s.mark_frame[0]
         cdef uint64_t position, synced = self.synced()
         cdef int result
-        if s.placed or s.flight_end or s.stamped >= s.frames_end or synced < s.frames_end or load_acquire_64(&s.poison):
+        if s.placed or s.flights or s.stamped >= s.frames_end or synced < s.frames_end or load_acquire_64(&s.poison):
             return 0
         if FRAME_HEADER_BYTES > s.current.first_position + s.current.bytes - s.end and not load_acquire_64(&s.prepared_ready):
             return 0  # a mark is never a reason to wait

@@ -18,6 +18,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from topicsd._native.batch cimport Batch, Queue
+from topicsd._native.direct_io cimport FLIGHTS_MAX
 from topicsd._native.layout cimport completion, frame_header, topic_slot
 from topicsd._native.log cimport Shard
 from topicsd._native.routes cimport Forwarder, Gathered, Route, Step
@@ -30,7 +31,8 @@ cdef class Sequencer:
     cdef void *shard[8]
     cdef int shard_count
     cdef Queue group
-    cdef uint64_t flying            # the group up to here is being written in the background; 0: nothing is
+    cdef uint64_t flight_end[FLIGHTS_MAX]   # what is being written in the background: the group up to here each, the oldest first
+    cdef uint32_t flights
     cdef Queue pending[8]
     cdef Queue finished             # library mode: answers nobody has fetched
     cdef Queue calls                # commands for Python
@@ -89,6 +91,7 @@ cdef class Sequencer:
     cdef int flush_group(self) noexcept nogil
     cdef bint _launch(self) noexcept nogil
     cdef int _land(self) noexcept nogil
+    cdef int _land_oldest(self, uint64_t wait_ns) noexcept nogil
     cdef void _next_flight(self) noexcept nogil
     cdef void _settle_group(self, int failed, uint64_t end) noexcept nogil
     cdef void release_synced(self) noexcept nogil

@@ -19,6 +19,7 @@ from topicsd._native.changes cimport changes_shards
 from topicsd._native.dedupe cimport DedupeEntry, dedupe_add, dedupe_expire, dedupe_find, dedupe_forget, dedupe_new
 from topicsd._native.durable cimport durable_look
 from topicsd._native.ephemeral cimport arena_put
+from topicsd._native.files cimport WRITE_ENDS
 from topicsd._native.frame cimport frame_hash_of, frame_seal
 from topicsd._native.hash cimport xxh3_64
 from topicsd._native.index cimport index_at
@@ -29,7 +30,7 @@ from topicsd._native.layout cimport (
     OUTCOME_READ_ONLY, OUTCOME_TOO_LARGE, OUTCOME_UNKNOWN, POSITION_BITS, POSITION_MASK, RING_DESCRIPTORS, SOURCE_EPHEMERAL, completion, control,
     index_entry, key_section, shard_line, submission, topic_slot,
 )
-from topicsd._native.log cimport LOG_FLUSH_FIRST, Shard
+from topicsd._native.log cimport LOG_FLIES, LOG_FLUSH_FIRST, Shard
 from topicsd._native.port cimport FRAME_FLAG_TOLD
 from topicsd._native.queue_wire cimport COMMAND_QUEUE_FIRST, COMMAND_QUEUE_LAST
 from topicsd._native.regions cimport RING_DEAD, RING_FREE, Regions, Shared
@@ -53,6 +54,7 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     SYNC_LOOK_NS = 50000
+    GATHER_NS = 100000              # with one group on its way to the disk, and nothing to send behind it: then the rings are looked at again
     CEILING_RESERVE = 1 << 17       # seqs reserved ahead: at 2 M records/s to one topic 65 ms, many times a group commit
     TURN_BATCHES_MAX = 2048         # of one ring and turn, so that no ring waits long for its neighbours
     FORWARD_BEFORE_ANSWER = 8       # steps of routes that an answer waits for: reads of the other destinations wait for theirs
@@ -510,32 +512,41 @@ cdef class Sequencer:
 
     cdef bint _launch(self) noexcept nogil:
         """Begin to write the group in the background, when nothing else waits for it; `flush_group` and the next turn wait for its end."""
-        if self.shard_count != 1 or self.flying or self.forwarder.queue_first != self.forwarder.queue_end \
+        if self.shard_count != 1 or self.forwarder.queue_first != self.forwarder.queue_end \
                 or queue_length(&self.held) or (<Shard>self.shard[0]).launch() != 1:
             return False
-        self.flying = self.group.end
+        self.flight_end[self.flights] = self.group.end
+        self.flights += 1
         return True
 
     cdef int _land(self) noexcept nogil:
-        """Wait for the group in the background and publish it, or fail it with all that has gathered behind it. As flush_group."""
-        cdef uint64_t end = self.flying
-        cdef int failed
-        if end == 0:
+        """Wait for what is being written in the background and publish it, or fail it with all that has gathered behind it. As flush_group."""
+        cdef int failed = 0
+        while self.flights and failed == 0:
+            failed = self._land_oldest(WRITE_ENDS)
+        return failed
+
+    cdef int _land_oldest(self, uint64_t wait_ns) noexcept nogil:
+        cdef uint64_t end = self.flight_end[0]
+        cdef int failed, landed = (<Shard>self.shard[0]).land(wait_ns)
+        if landed == LOG_FLIES:
             return 0
-        self.flying = 0
-        failed = (<Shard>self.shard[0]).land() != 0
+        failed = landed != 0
+        self.flights = 0 if failed else self.flights - 1
+        self.flight_end[0] = self.flight_end[1]
         self._settle_group(failed, self.group.end if failed else end)
         return failed
 
     cdef void _next_flight(self) noexcept nogil:
-        """Wait for the group in the background, begin with the next one, and then publish the first."""
-        cdef uint64_t end = self.flying
-        self.flying = 0
-        if (<Shard>self.shard[0]).land() != 0:
-            self._settle_group(1, self.group.end)
-            return
-        self._launch()
-        self._settle_group(0, end)
+        """Begin with the next group behind what is being written; what cannot fly waits for all of it. Publish what has landed.
+
+        With room for another flight the wait is short: a ring may have more by then, and the disk should not be idle in between.
+        """
+        cdef bint gathered = self.group.end != self.flight_end[self.flights - 1]
+        if gathered and not self._launch():
+            self._land()
+        else:
+            self._land_oldest(WRITE_ENDS if self.flights == FLIGHTS_MAX else <uint64_t>GATHER_NS)
 
     cdef void _settle_group(self, int failed, uint64_t end) noexcept nogil:
         """Publish or park the batches of the group up to `end`; take back those of failed shards."""
@@ -1006,9 +1017,9 @@ cdef class Sequencer:
                     batch.slot = NO_SLOT
                     self.finish(&batch, OUTCOME_OK)
         self.queue_turn()
-        if self.flying:
+        if self.flights:
             self._next_flight()
-        if not self.flying and not self._launch():
+        if not self.flights and not self._launch():
             self.flush_group()
         self._end_turn()
         if self.forwarder.queue_first != self.forwarder.queue_end:    # what no answer waits for
@@ -1049,7 +1060,7 @@ cdef class Sequencer:
                     self.flush_group()      # nothing flies while Python looks at the store
                     self._end_turn()
                     break
-                if self.flying:
+                if self.flights:
                     continue
                 if self.forwarder.queue_first != self.forwarder.queue_end:
                     continue

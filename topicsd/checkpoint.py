@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from topicsd import snapshot
+from topicsd import limits, snapshot
 from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core, taking
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
@@ -185,7 +185,7 @@ class Checkpoints:
         if store.clock.mono_ms() < self.not_before_ms or any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
             return False
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
-        if options.log_bytes and grown >= max(options.log_bytes, self.size):
+        if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size):
             return True
         return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= options.every_ms and self._would_free()
 

@@ -21,6 +21,7 @@ from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
 from topicsd.figures import Figures
+from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
 from topicsd.segments.cold import ColdError, open_cold
 from topicsd.segments.sealing import Policy, Rounds, Row
@@ -31,6 +32,10 @@ LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
 ROUND_SHARE = 20
 BEHIND_BYTES_MAX = 1 << 30  # so much may wait to be sealed before the keeper takes CPU time from who serves requests
+FLOOD_BYTES_PER_S = 256 << 20  # what the log takes a second when the disk is for it alone
+FLOOD_BYTES_MAX = 8 << 30  # so much may wait before a flood pays for its segments at once,
+FLOOD_DISK_SHARE = 8  # at most this part of what the disk has free,
+FLOOD_MEMORY_SHARE = 3  # and this part of the machine's memory: the index of what waits is then at most a thirtieth of it
 IDLE_SHARE_MIN = 0.15  # of all CPUs: below it they are short
 PACE = 9  # then it rests so many times what its work took
 REST_S_MAX = 2.0
@@ -54,6 +59,26 @@ class Cpus:
         was_busy, was_idle = self._busy, self._idle
         self._busy, self._idle = busy, idle
         return was_busy > 0 and idle - was_idle < IDLE_SHARE_MIN * (busy - was_busy + idle - was_idle)
+
+
+class Flood:
+    """Tell whether the log takes so much that each byte read or written beside it makes the producers wait."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._written, self._at_s, self._is_on = self._log_bytes(), time.monotonic(), False
+
+    def is_on(self) -> bool:
+        """Tell whether it was so since the last call; what was told holds for the next LOOK_S / 2."""
+        took_s = time.monotonic() - self._at_s
+        if took_s > LOOK_S / 2:
+            written = self._log_bytes()
+            self._is_on = written - self._written >= FLOOD_BYTES_PER_S * took_s
+            self._written, self._at_s = written, time.monotonic()
+        return self._is_on
+
+    def _log_bytes(self) -> int:
+        return sum(int(str(self._shared.shard(number)["bytes_written"])) for number in range(LOG_SHARDS_MAX))
 
 
 class EndedError(Exception):
@@ -120,6 +145,7 @@ class Keeper:
         self.rounds.alive = lambda: not line.ended
         self.rounds.pace = self._pace
         self.cpus = Cpus()
+        self.flood = Flood(shared)
         self.upkeep = Upkeep(
             shared, settings.data_dir, self._replace, lambda files: line.call({"op": "segment.unknown", "files": files})["files"], figures,
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
@@ -135,6 +161,7 @@ class Keeper:
             return
         self._sweep()
         self._seal_wanted()
+        self.flood.is_on()
         if time.monotonic() >= self.round_at_s:
             started_s = time.monotonic()
             done = self.rounds.round(time.time_ns() // 1_000_000)
@@ -154,12 +181,18 @@ class Keeper:
             self.rounds.seal_all(slot, topic_id)
 
     def _pace(self, took_s: float, behind: int) -> None:
-        """Rest where CPUs are short, but not while the backlog is too long; seal what somebody asked for meanwhile."""
-        short = self.cpus.are_short()
+        """Rest while CPUs are short or the log is flooded, but not while the backlog is too long; seal what somebody asked for meanwhile."""
+        short = self.cpus.are_short() and behind < BEHIND_BYTES_MAX
+        patient = behind < self._patience_bytes()
         end_s = time.monotonic() + min(PACE * took_s, REST_S_MAX)
-        while short and behind < BEHIND_BYTES_MAX and (left_s := end_s - time.monotonic()) > 0 and not self.line.ended:
+        while (short or (patient and self.flood.is_on())) and (left_s := end_s - time.monotonic()) > 0 and not self.line.ended:
             self.line.pause(min(left_s, LOOK_S))
             self._seal_wanted()
+
+    def _patience_bytes(self) -> int:
+        disk = os.statvfs(self.settings.data_dir)
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(FLOOD_BYTES_MAX, disk.f_bavail * disk.f_frsize // FLOOD_DISK_SHARE, memory_bytes // FLOOD_MEMORY_SHARE)
 
     def _publish(self, rows: list[Row]) -> list[str]:
         answer = self.line.call({"op": "segment.publish", "rows": [[slot, topic_id, body.hex()] for slot, topic_id, body in rows]})

@@ -109,9 +109,8 @@ SEGMENT_EVENTS_MAX = 262_144  # publishing one looks at each of its index entrie
 SEGMENT_EVENTS_HARD_MAX = 4_194_304
 SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENT_AGE_MS_MAX = 3_600_000
-CHECKPOINT_LOG_BYTES = (
-    64 * MIB
-)  # of the log since the last snapshot; and never less than that one was large: writing it costs no more than writing did
+CHECKPOINT_LOG_BYTES = 64 * MIB  # of the log since the last snapshot,
+CHECKPOINT_SIZE_FACTOR = 4  # and at least so many times what that one took: snapshots cost a quarter of what the log does at most
 CHECKPOINT_MS = 60_000  # so often at most when nothing but files to be removed asks for one
 SCRUB_BYTES_PER_SECOND = 8 * MIB  # some 700 GB a day, for a few percent of one core
 REWRITE_LOOK_MS = 60_000  # between two looks for files of which next to nothing is alive: each looks at every topic

@@ -34,11 +34,13 @@ def shown(library: Library) -> list[Any]:
 def test_what_flies_is_neither_seen_nor_answered_before_it_has_landed(library: Library) -> None:
     first = library.send("t", [{"data": 1}])
     assert library.answers() == {}
-    second = library.send("t", [{"data": 2}])  # the first one has landed before the second was launched
+    second = library.send("t", [{"data": 2}])
+    assert library.answers() == {}
+    third = library.send("t", [{"data": 3}])  # two may fly: the first one has landed before the third was launched
     assert list(library.answers()) == [first]
     library.sequencer.flush()
-    assert list(library.answers()) == [second]
-    assert shown(library) == [1, 2]
+    assert list(library.answers()) == [second, third]
+    assert shown(library) == [1, 2, 3]
 
 
 def test_many_groups_come_one_after_the_other_over_files_and_a_restart(library: Library) -> None:
@@ -98,6 +100,24 @@ def test_a_failed_flight_takes_with_it_what_has_gathered_behind_it(library: Libr
     assert shown(library) == ["acked"]
     again = library.append("t", [{"data": "after"}], key="k1")
     assert (again["deduped"], again["first_seq"] > 1) == (False, True)
+
+
+def test_where_the_second_of_two_flights_fails_the_first_one_counts(library: Library, files: FaultyFiles) -> None:
+    library.append("t", [{"data": "acked"}])
+    first = library.send("t", [{"data": 0}], key="k0")
+    files.fail("pwritev", 1, errno.EIO, 0, forever=True)
+    others = [library.send("t", [{"data": number}], key=f"k{number}") for number in (1, 2)]
+    library.sequencer.flush()
+    answers = library.answers()
+    assert answers.pop(first)["first_seq"] == 2
+    assert answers == {token: {"refused": "storage_read_only"} for token in others}
+    assert shown(library) == ["acked", 0]
+    files.heal()
+    library.store.heal()
+    library.kill()
+    assert shown(library) == ["acked", 0]
+    assert [library.append("t", [{"data": number}], key=f"k{number}")["deduped"] for number in range(3)] == [True, False, False]
+    assert shown(library) == ["acked", 0, 1, 2]
 
 
 def test_real_files_take_them_too(tmp_path: Path) -> None:

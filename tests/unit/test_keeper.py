@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from topicsd import keeper
-from topicsd.keeper import BEHIND_BYTES_MAX, PACE, Keeper, Line
+from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, FLOOD_BYTES_PER_S, LOOK_S, PACE, Flood, Keeper, Line
 
 
 def a_line() -> Line:
@@ -28,15 +28,17 @@ def test_only_the_arbiters_signal_ends_it(monkeypatch: pytest.MonkeyPatch, got: 
 
 
 class House:
-    """A keeper whose clock moves only when it rests."""
+    """A keeper whose clock moves only when it rests. flood_s: how long the flood goes on; room: what may wait to be sealed meanwhile."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, short: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, short: bool, flood_s: float = 0.0, room: int = FLOOD_BYTES_MAX) -> None:
         self.now_s, self.wanted = 100.0, 0
         monkeypatch.setattr(keeper.time, "monotonic", lambda: self.now_s)
         self.keeper = Keeper.__new__(Keeper)
         self.keeper.cpus = SimpleNamespace(are_short=lambda: short)  # type: ignore[assignment]
+        self.keeper.flood = SimpleNamespace(is_on=lambda: self.now_s < 100.0 + flood_s)  # type: ignore[assignment]
         self.keeper.line = SimpleNamespace(pause=self.pause, ended=False)  # type: ignore[assignment]
         monkeypatch.setattr(self.keeper, "_seal_wanted", self.seal)
+        monkeypatch.setattr(self.keeper, "_patience_bytes", lambda: room)
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds
@@ -60,3 +62,36 @@ def test_where_cpus_are_short_it_rests_longer_than_it_worked_and_serves_who_asks
 def test_it_does_not_rest_where_cpus_are_free_or_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert House(monkeypatch, short=False).rest(0.1, 0) == 0
     assert House(monkeypatch, short=True).rest(0.1, BEHIND_BYTES_MAX) == 0
+
+
+def test_it_rests_while_the_log_is_flooded_and_goes_on_when_the_flood_ends_or_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = BEHIND_BYTES_MAX + 1
+    assert House(monkeypatch, short=False, flood_s=60).rest(0.1, behind) == pytest.approx(0.1 * PACE)
+    assert House(monkeypatch, short=False, flood_s=0.3).rest(0.1, behind) == pytest.approx(2 * LOOK_S), "it is over: back to work"
+    assert House(monkeypatch, short=False, flood_s=60).rest(0.1, FLOOD_BYTES_MAX) == 0
+    assert House(monkeypatch, short=False, flood_s=60, room=behind).rest(0.1, behind) == 0, "the disk or the memory is short"
+
+
+def test_a_flood_is_what_the_log_takes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, written = [50.0], [7 << 40]
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: now_s[0])
+    shared = SimpleNamespace(shard=lambda number: {"bytes_written": written[0] if number == 2 else 0})
+    flood = Flood(shared)  # type: ignore[arg-type]
+    assert not flood.is_on(), "what was written before says nothing"
+    rate = FLOOD_BYTES_PER_S
+    for seconds, gained, is_on in ((1.0, 0, False), (1.0, rate, True), (0.01, 0, True), (0.5, rate, True), (2.0, rate, False)):
+        now_s[0] += seconds
+        written[0] += gained
+        assert flood.is_on() == is_on, (seconds, gained)
+
+
+def test_what_may_wait_in_a_flood_follows_the_disk_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = Keeper.__new__(Keeper)
+    house.settings = SimpleNamespace(data_dir="/")  # type: ignore[assignment]
+    pages = {"SC_PHYS_PAGES": 1 << 30, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(keeper.os, "sysconf", pages.__getitem__)
+    much = 1 << 50
+    for free, memory_pages, may_wait in ((much, 1 << 30, FLOOD_BYTES_MAX), (1 << 30, 1 << 30, 1 << 27), (much, 3 << 10, 1 << 22), (0, 1 << 30, 0)):
+        monkeypatch.setattr(keeper.os, "statvfs", lambda _path, free=free: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096))
+        pages["SC_PHYS_PAGES"] = memory_pages
+        assert house._patience_bytes() == may_wait

@@ -94,7 +94,7 @@ def test_the_dearer_way_is_tried_again_more_and_more_rarely(direct_is_cheaper: b
 def test_one_stall_does_not_decide_and_a_lasting_change_does() -> None:
     choice = DirectChoice()
     choice.took(True, MIB, 100_000)
-    choice.took(False, MIB, 100_000)
+    choice.took(False, MIB, 150_000)
     choice.took(True, MIB, 60_000_000_000)
     assert choice.wants(MIB)
     for _ in range(20):
@@ -103,6 +103,22 @@ def test_one_stall_does_not_decide_and_a_lasting_change_does() -> None:
     for _ in range(40):
         choice.took(True, MIB, 100_000)
     assert choice.wants(MIB)
+
+
+def test_where_others_gather_meanwhile_a_direct_write_may_take_four_times_as_long() -> None:
+    choice = DirectChoice()
+    choice.took(True, MIB, 399_000)
+    choice.took(False, MIB, 100_000)
+    assert choice.wants(MIB, crowded=True) and not choice.wants(MIB)
+    choice = DirectChoice()
+    choice.took(True, MIB, 401_000)
+    choice.took(False, MIB, 100_000)
+    assert not choice.wants(MIB, crowded=True)
+    choice = DirectChoice()
+    choice.took(True, MIB, 200_000)
+    choice.took(False, MIB, 100_000)
+    answers = [choice.wants(MIB, crowded) for _ in range(100) for crowded in (True, False)]
+    assert answers.count(True) == 100 + 2, "lone and crowded groups in turn: the dearer way is still tried, after 64 and 128"
 
 
 def test_what_was_never_measured_is_tried_first_and_small_writes_measure_nothing() -> None:
