@@ -53,8 +53,8 @@ cdef int64_t direct_write(DirectWrites *direct, const Files *files, const char *
                           uint64_t offset) noexcept nogil
 # The same in the background, for what fits into a staging buffer, as flight `which`: 0, and direct_end waits for it. DIRECT_UNSUPPORTED, -errno:
 # it does not fly.
-cdef int64_t direct_start(DirectWrites *direct, uint32_t which, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
-                          uint64_t offset) noexcept nogil
+cdef int64_t direct_start(DirectWrites *direct, uint32_t which, const Files *files, const char *path, const iovec *parts, uint32_t count,
+                          uint64_t skip, uint64_t offset) noexcept nogil
 # The bytes, or -errno; -EAGAIN: it goes on after so long (files.pxd). On DIRECT_UNSUPPORTED `rest` is what is to be written the other way.
 cdef int64_t direct_end(DirectWrites *direct, uint32_t which, const Files *files, uint64_t wait_ns, iovec *rest) noexcept nogil
 

@@ -152,8 +152,8 @@ cdef int64_t direct_write(DirectWrites *direct, const Files *files, const char *
     return written(direct, 0, files, write_staged(direct, files, parts, count, skip, offset))
 
 
-cdef int64_t direct_start(DirectWrites *direct, uint32_t which, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,
-                          uint64_t offset) noexcept nogil:
+cdef int64_t direct_start(DirectWrites *direct, uint32_t which, const Files *files, const char *path, const iovec *parts, uint32_t count,
+                          uint64_t skip, uint64_t offset) noexcept nogil:
     cdef uint64_t filled = 0, size
     cdef int64_t result = made_ready(direct, which, files, path)
     cdef uint8_t *stage = direct.stage[which]
