@@ -82,7 +82,7 @@ cdef int arena_put(Arena *arena, Regions *regions, ChunkList *chunks, const void
     offset[0] = chunk.offset + chunk.used
     memcpy(regions.ephemeral + offset[0], frame, frame_bytes)
     chunk.used += frame_bytes
-    chunk.last_seq = last_seq
+    chunk.last_seq = max(chunk.last_seq, last_seq)    # a copy that was moved here comes late (log_pins.pxd)
     return 0
 
 

@@ -22,7 +22,7 @@
 # All of it is the writer's heap, one thread. Shared words: slot.derived and slot.origins (copies.pxd), control.forward_debt.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from topicsd._native.layout cimport frame_header, index_entry, topic_slot
+from topicsd._native.layout cimport frame_header, index_entry, record_entry, topic_slot
 from topicsd._native.maps cimport Maps
 from topicsd._native.topics cimport Core
 
@@ -187,6 +187,9 @@ cdef uint32_t fitting(Forwarder *forwarder, const Route *route, const Note *note
 cdef uint64_t note_payload(const Note *note, uint32_t count, uint32_t flags) noexcept nogil
 cdef uint64_t note_seq(const Note *note, uint32_t number) noexcept nogil
 cdef void note_drop(Note *note) noexcept nogil
+cdef uint64_t notes_bytes_of(const Note *note) noexcept nogil                        # what it counts against NOTES_BYTES_MAX
+# A record that no note holds (all of it, or all before its meta), good until the next call; NULL: it can not be read.
+cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *entry, bint whole) noexcept nogil
 # Make copies visible in their destination. 0, or -1 when memory is short.
 cdef int publish_copies(Forwarder *forwarder, Route *route, const Note *note, uint32_t count, uint64_t base, uint64_t ts) noexcept nogil
 # The append frame of copies that are written out, malloc'ed, or NULL when memory is short.

@@ -69,7 +69,7 @@ cdef Note *note_new(uint32_t room, const uint8_t *blob, uint64_t blob_bytes) noe
     return note
 
 
-cdef inline uint64_t _note_bytes(const Note *note) noexcept nogil:
+cdef uint64_t notes_bytes_of(const Note *note) noexcept nogil:
     return sizeof(Note) + note.room * (sizeof(index_entry) + sizeof(Part)) + note.blob_room
 
 
@@ -156,11 +156,11 @@ cdef void add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *
     else:
         outlets.newest.next = note
     outlets.newest = note
-    outlets.notes_bytes += _note_bytes(note)
+    outlets.notes_bytes += notes_bytes_of(note)
     while outlets.notes_bytes > NOTES_BYTES_MAX and outlets.oldest != outlets.newest:
         oldest = outlets.oldest
         outlets.oldest = oldest.next
-        outlets.notes_bytes -= _note_bytes(oldest)
+        outlets.notes_bytes -= notes_bytes_of(oldest)
         note_drop(oldest)
     _heat(forwarder, slot, outlets)
 
@@ -207,7 +207,7 @@ cdef void pass_done(Forwarder *forwarder, Outlets *outlets) noexcept nogil:
         outlets.oldest = note.next
         if outlets.oldest == NULL:
             outlets.newest = NULL
-        outlets.notes_bytes -= _note_bytes(note)
+        outlets.notes_bytes -= notes_bytes_of(note)
         note_drop(note)
     note_drop(outlets.merged)
     outlets.merged = NULL
@@ -440,7 +440,7 @@ cdef bint _takes(const Route *route, uint32_t flags, const uint8_t *tag, uint32_
     return flags & INDEX_TAGGED != 0 and _tag_matches(route.match_kind, route.match, route.match_bytes, tag, tag_bytes)
 
 
-cdef const record_entry *_read(Forwarder *forwarder, const index_entry *entry, bint whole) noexcept nogil:
+cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *entry, bint whole) noexcept nogil:
     """Copy a record that no note holds (all of it, or all before its meta) out of the log or ephemeral memory; NULL: it cannot be read."""
     cdef uint64_t shard = entry.position >> POSITION_BITS, position = entry.position & POSITION_MASK, available = 0, wanted
     cdef const uint8_t *source
@@ -631,7 +631,7 @@ cdef int _gather_one(Forwarder *forwarder, Route *route, Note *made, uint64_t se
         if note.came != NULL and note.came[number].text and note_came(made, made.count, note.came[number].text, note.came[number].source) != 0:
             return -1
         return _note_again(made, seq, note, number)
-    record = _read(forwarder, entry, made.whole)
+    record = log_record(forwarder, entry, made.whole)
     if record == NULL:
         return -1
     if not _takes(route, entry.flags, entry_tag(record), record.tag_bytes):

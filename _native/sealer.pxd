@@ -63,6 +63,7 @@ cdef class Sealer:
     cdef uint32_t copy_shard          # the frame that was verified last for a copy
     cdef uint64_t copy_first, copy_end
 
+    cdef bint is_far_behind(self, const index_entry *entry, uint64_t bytes) noexcept nogil
     cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil
     cdef int finish(self, segment_body *body) except -1
     cdef void reset(self) noexcept nogil

@@ -82,8 +82,12 @@ cdef class Sealer:
 
     # ---- what is due ----------------------------------------------------------------------------------------------------------
 
-    def due(self, uint32_t first_slot, uint32_t slots, uint64_t events_max, uint64_t bytes_max, uint64_t age_ms_max, uint64_t now_ms):
-        """Look at some slots: return (the slot to go on at, [(slot, topic id, tail records, tail bytes)]). 0 as a limit: never."""
+    def due(self, uint32_t first_slot, uint32_t slots, uint64_t events_max, uint64_t bytes_max, uint64_t age_ms_max, uint64_t now_ms,
+            uint64_t log_bytes_max=0):
+        """Look at some slots: return (the slot to go on at, [(slot, topic id, tail records, tail bytes)]). 0 as a limit: never.
+
+        `log_bytes_max`: so much may have been written to the shard behind the tail's first record.
+        """
         cdef list found = []
         cdef uint64_t slot = first_slot, high = load_acquire_64(&self.shared.r.control.table_high)
         cdef TopicView *view = &self.view
@@ -100,12 +104,20 @@ cdef class Sealer:
             count = view.head + 1 - first
             size = self.tail_bytes(view, first)
             if not (events_max and count >= events_max) and not (bytes_max and size >= bytes_max):
-                if not age_ms_max or view_flags(&self.shared.r, view, first, 1, &entry) != 0:
+                if not (age_ms_max or log_bytes_max) or view_flags(&self.shared.r, view, first, 1, &entry) != 0:
                     continue
-                if not view_still(&self.shared.r, <uint32_t>(slot - 1), view) or entry.ts + age_ms_max > now_ms:
+                if not view_still(&self.shared.r, <uint32_t>(slot - 1), view):
+                    continue
+                if not (age_ms_max and entry.ts + age_ms_max <= now_ms) and not (log_bytes_max and self.is_far_behind(&entry, log_bytes_max)):
                     continue
             found.append((slot - 1, view.topic_id, count, size))
         return slot, found
+
+    cdef bint is_far_behind(self, const index_entry *entry, uint64_t bytes) noexcept nogil:
+        cdef uint64_t shard = entry.position >> POSITION_BITS
+        if shard >= SHARDS_MAX or entry.flags & (INDEX_HOLE | INDEX_DELETED) or ends_with_server(entry):
+            return False
+        return (entry.position & POSITION_MASK) + bytes < load_acquire_64(&self.shared.r.control.shards[shard].written)
 
     cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil:
         """About the bytes that are not sealed: all but what the rows say."""

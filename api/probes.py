@@ -52,6 +52,8 @@ def restrictions(context: Context) -> list[str]:
         if code := int(str(context.shared.shard(number)["read_only"])):
             name = errno.errorcode.get(code, str(code))
             reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")
+    if (held := context.figures.get("log_held_bytes")) > limits.LOG_HELD_BYTES_TOLD:
+        reasons.append(f"log_held: {held} bytes of the log are held by what is neither sealed nor copied; the writer's log names the topic")
     return reasons + damages(context)
 
 

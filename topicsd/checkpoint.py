@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from topicsd import limits, snapshot
-from topicsd._native import checkpoint, file_ops, log_walk, note_rows, seal_core, taking
+from topicsd._native import checkpoint, file_ops, log_pins, log_walk, note_rows, seal_core, taking
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
@@ -139,6 +139,7 @@ class Checkpoints:
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
         self.undone: list[tuple[Path, Path | None]] = []  # files that could not be removed, or archived: tried again after the next checkpoint
+        self.holding: deque[tuple[int, int, int]] = deque()  # shard, position, slot: from there on, what holds the log below is to let go
         self._gone: dict[int, int] = {}  # by shard: log files below this position are removed
 
     # ---- when ------------------------------------------------------------------------------------------------------------------
@@ -158,6 +159,7 @@ class Checkpoints:
             if then is not None:
                 then()
             return
+        self.let_log_go()
         if self.packing is None and self.due():
             plan: list[tuple[taking.Taking, tuple[Layer, ...]]] = []
             self._do(lambda: plan.append(self._plan()), lambda: self._try(*plan[0]))
@@ -344,12 +346,38 @@ class Checkpoints:
         self.moment = packing.header["moment"]
         self.kept.append(Kept(packing.number, needed, (*packing.below, Layer(packing.number, self.size, self.digest))))
         del self.kept[:-KEPT]
+        self._look_what_holds()
         lowest, gone = min(kept.layers[0].number for kept in self.kept), self.store.sequencer.gone
         if gone and gone[0][0] <= lowest:  # no snapshot that is to come stands upon one that has them
             self.store.sequencer.gone = [each for each in gone if each[0] > lowest]
         self._let_go()
 
     # ---- let go ------------------------------------------------------------------------------------------------------------------
+
+    def _look_what_holds(self) -> None:
+        """What is far behind and not sealed keeps the log from there on: say how much that is, and have routers let go of it."""
+        store, needed = self.store, self.kept[-1].needed
+        held = [end - low for end, low in zip(self.moment, needed, strict=False)]
+        store.figures.set("log_held_bytes", sum(held))
+        self.holding.clear()
+        for shard, size in enumerate(held):
+            if size > limits.LOG_HELD_BYTES_MAX:
+                self.holding.append((shard, self.moment[shard] - limits.LOG_HELD_BYTES_MAX, 0))
+            holder = log_pins.holder(store.sequencer, shard) if size > limits.LOG_HELD_BYTES_TOLD else None
+            if holder is not None:
+                log.warning("the log is held", shard=shard, bytes=size, by=store.sequencer.topic_name(holder[0]).decode())
+
+    def let_log_go(self) -> bool:
+        """Do a slice of that; tell whether there was something to do."""
+        if not self.holding or self.packing is not None:
+            return False
+        shard, below, slot = self.holding.popleft()
+        slot, notes, moved, full = log_pins.let_go(self.store.sequencer, shard, below, slot)
+        if notes or moved:
+            log.info("routers let go of the log", shard=shard, notes=notes, copies=moved)
+        if not full and slot < self.store.shared.get("table_high"):
+            self.holding.appendleft((shard, below, slot))
+        return True
 
     def _let_go(self) -> None:
         self.held = pinned(self.path)

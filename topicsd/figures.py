@@ -12,7 +12,7 @@ from topicsd.metrics import Family
 WORDS = (
     # the writer
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
-    "files_undone",
+    "files_undone", "log_held_bytes",
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
@@ -34,6 +34,12 @@ _SHOWN = (
     ),
     ("files_removed", "topics_files_removed_total", "counter", "Log and segment files that nobody needed any more."),
     ("files_undone", "topics_files_not_removed", "gauge", "Of those, what could not be removed or archived yet."),
+    (
+        "log_held_bytes",
+        "topics_wal_held_bytes",
+        "gauge",
+        "Of the log, as of the last snapshot: from the oldest record that is not sealed, or not copied by a router.",
+    ),
     ("scrub_passes", "topics_scrub_passes_total", "counter", "Passes over all sealed data."),
     ("scrub_segments", "topics_scrub_segments_total", "counter", "Segments verified."),
     ("scrub_bytes", "topics_scrub_bytes_total", "counter", "Bytes verified."),

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from topicsd import limits
 from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
@@ -140,7 +141,8 @@ class Keeper:
         self.line = line
         self.settings = settings
         self.sealer = Sealer(shared, settings.data_dir)
-        policy = Policy(settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
+        sealing = (settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
+        policy = Policy(*sealing, log_bytes_max=limits.LOG_HELD_BYTES_MAX if any(sealing) else 0)
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
         self.rounds.pace = self._pace

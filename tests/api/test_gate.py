@@ -263,6 +263,11 @@ def test_ready_says_what_does_not_work(run):
         house.words.log_line["read_only"] = 28
         body = (await house.ask("GET", "/v0/ready")).json
         assert body["status"] == "ready" and body["degraded"] and "ENOSPC" in body["reasons"][0]
+        house.words.log_line["read_only"] = 0
+        house.context.figures.set("log_held_bytes", 16 << 30)
+        assert "degraded" not in (await house.ask("GET", "/v0/ready")).json
+        house.context.figures.set("log_held_bytes", (16 << 30) + 1)
+        assert (await house.ask("GET", "/v0/ready")).json["reasons"][0].startswith("log_held: 17179869185 bytes")
 
     run(test)
 

@@ -28,6 +28,7 @@ class Policy:
     events_max: int = 262_144
     bytes_max: int = 64 * MIB
     age_ms_max: int = 3_600_000
+    log_bytes_max: int = 0  # written to the shard behind a tail's first record: an old tail holds all of that
     pack_below_bytes: int = MIB  # a smaller tail goes into a pack
     pack_bytes_max: int = 64 * MIB
     pack_rows_max: int = 16_384
@@ -83,7 +84,7 @@ class Rounds:
         self.done = Done()
         policy, slot, small = self.policy, 0, []
         while self.alive():
-            after, due = self.sealer.due(slot, 4096, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            after, due = self.sealer.due(slot, 4096, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms, policy.log_bytes_max)
             behind = sum(weight(records, size) for _slot, _topic_id, records, size in due)
             for found, topic_id, records, size in due:
                 behind -= weight(records, size)
@@ -109,7 +110,7 @@ class Rounds:
             body = self._one(slot, topic_id)
             if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
                 return
-            _after, due = self.sealer.due(slot, 1, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms)
+            _after, due = self.sealer.due(slot, 1, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms, policy.log_bytes_max)
             self.pace(time.monotonic() - started_s, behind + sum(weight(records, size) for _slot, _topic_id, records, size in due))
             if not due:
                 return
