@@ -188,7 +188,8 @@ def check(what: str, good: bool, **more: object) -> None:
 
 
 def analyse(spark: Any, table: Path, lines: dict[str, list[bytes]], cluster: Cluster, out: Path) -> list[dict[str, Any]]:
-    from topicsd.spark.tables import DeltaLake, envelope
+    from topicsd.spark.delta import DeltaLake
+    from topicsd.spark.tables import envelope
 
     rows = spark.read.parquet(*DeltaLake(table, envelope()).files())
     flights = flights_of(rows)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pyarrow
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -25,6 +26,7 @@ from topicsd.lake import manifest
 from topicsd.spark import lakes, options, payloads
 from topicsd.spark.audit import Audit, ranges_of
 from topicsd.spark.ingest import Ingest, run_here
+from topicsd.spark.jobs import spark
 from topicsd.spark.ranges import Held
 from topicsd.spark.tables import ConflictError, TableError, topic_key
 from topicsd.spark.write import Task, Written
@@ -441,6 +443,46 @@ def test_a_table_of_somebody_else_is_refused(lake: Lake) -> None:
             change.set_properties({"commit.retry.num-retries": "4"})
         with pytest.raises(TableError, match="must be 0"):
             made.held()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ingest", "--path", "x", "--available-now", "--local"], ["compact"], ["audit", "--path", "x"], ["replay", "--url", "http://h", "--to", "y"]],
+)
+@pytest.mark.parametrize("place", ["s3://bucket/table", "abfss://a@b/table", "file:///table"])
+def test_a_table_elsewhere_than_in_a_folder_is_refused_and_no_folder_of_its_name_is_made(
+    command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(spark, [*command, "--table", place])
+    assert done.exit_code == 2 and "stands in a folder" in done.output and not isinstance(done.exception, TableError)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(TableError, match="stands in a folder"):
+        lakes.Lake(Path(place))
+
+
+def test_a_table_whose_commits_are_forgotten_gets_no_record_twice(tmp_path: Path) -> None:
+    """Delta cleans commits away after some weeks, where a checkpoint comes after them."""
+    lake = Lake(tmp_path)
+    lake.write("a", records(1, 30))
+    lake.write("b", [*records(1, 3), Row(4, 1004, None, HOLE | 1 << 8, 5), *records(9, 2)])
+    lake.export()
+    drain(job(lake, limit=10))
+    before = [rows(lake), rows(lake, "quarantine")]
+    for made in (table(lake).table(), table(lake).quarantine()):
+        opened: Any = made.open()
+        opened.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+        opened.optimize.compact()
+        opened.create_checkpoint()
+        opened.cleanup_metadata()
+        assert not any("topicsd.batch" in commit for commit in made.open().history())
+    assert drain(job(lake)) == 1  # the seqs that left no row are looked at again
+    assert [rows(lake), rows(lake, "quarantine")] == before
+    lake.write("a", records(31, 5))
+    lake.export()
+    assert drain(job(lake)) == 1
+    assert seqs(lake) == [("a", seq) for seq in range(1, 36)] + [("b", seq) for seq in (1, 2, 3, 9, 10)]
+    assert rows(lake, "quarantine") == before[1] and all(day["clean"] for day in days(lake))
 
 
 # ---- ranges -----------------------------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import xxhash
 
 from topicsd.lake.scan import matches
 from topicsd.spark import plan
-from topicsd.spark.lakes import Lake, LakeTable, lake_of
+from topicsd.spark.lakes import Lake, lake_of
 from topicsd.spark.live import Listing
 from topicsd.spark.options import Options
 from topicsd.spark.reading import look, read
-from topicsd.spark.tables import topic_key
+from topicsd.spark.tables import LakeTable, topic_key
 from topicsd.spark.write import runs
 
 if TYPE_CHECKING:

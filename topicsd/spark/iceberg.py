@@ -1,4 +1,4 @@
-"""Lake tables in Iceberg, through pyiceberg and a catalog: the same tables, commits and promises as in Delta (tables.py). No JVM is needed.
+"""Lake tables in Iceberg, through pyiceberg and a catalog: the same tables, commits and promises as in Delta (tables.py).
 
 What the table holds stands in its properties, which change in the same commit as the files come: `topicsd.held`, all (topic, epoch, first, last), and
 `topicsd.batch`. A snapshot's summary says which batch it is, and what it brought. Of two writers one passes: a commit names the snapshot that it was
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topicsd.spark.ranges import Held, Range
-from topicsd.spark.tables import BATCH, HELD, HELD_ALWAYS_MAX, PARTITIONS, RANGES, ConflictError, File, TableError, folder
+from topicsd.spark.tables import BATCH, HELD, HELD_ALWAYS_MAX, PARTITIONS, RANGES, ConflictError, File, LakeTable, TableError, folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -52,13 +52,14 @@ def open_catalog(told: str, path: Path) -> Any:
     return SqlCatalog(NAMESPACE, uri=told, warehouse=str(path.parent))
 
 
-class IcebergLake:
-    """An Iceberg table whose files stand in a folder. Raises TableError when it is no table of ours."""
+class IcebergLake(LakeTable):
+    """An Iceberg table."""
 
-    keys_in_files = True  # the columns of the partition stand in the files
+    keys_in_files = True
 
     def __init__(self, path: Path, schema: pyarrow.Schema, catalog: str = "") -> None:
-        self.path, self.schema, self._told = path, schema, catalog
+        super().__init__(path, schema)
+        self._catalog_told = catalog
         self._catalog: Any = None
 
     @property
@@ -66,11 +67,10 @@ class IcebergLake:
         return NAMESPACE, self.path.name
 
     def open(self) -> Any:
-        """The table as it stands, None when there is none."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         if self._catalog is None:
-            self._catalog = open_catalog(self._told, self.path)
+            self._catalog = open_catalog(self._catalog_told, self.path)
         try:
             table = self._catalog.load_table(self._name)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -81,22 +81,16 @@ class IcebergLake:
             raise TableError(f"{self.path}: its property {RETRIES} must be 0: a commit that is made again on another snapshot doubles records")
         return table
 
-    def create(self) -> Any:
-        """The table, made when it is not there."""
+    def _make(self, schema: pyarrow.Schema) -> None:
         import pyarrow
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
-        table = self.open()
-        if table is not None:
-            return table
         self._catalog.create_namespace_if_not_exists(NAMESPACE)
-        whole = pyarrow.schema([pyarrow.field("topic_key", pyarrow.string()), pyarrow.field("day", pyarrow.date32()), *self.schema])
         at = self.schema.get_field_index("payload")
         payload = b"" if at < 0 else pyarrow.schema([self.schema.field(at)]).serialize().to_pybytes()
         properties = PROPERTIES | {PAYLOAD: base64.b64encode(payload).decode(), HELD: "[]", BATCH: "0"}
-        self.path.mkdir(parents=True, exist_ok=True)
         try:
-            change = self._catalog.create_table_transaction(self._name, whole, location=str(self.path), properties=properties)
+            change = self._catalog.create_table_transaction(self._name, schema, location=str(self.path), properties=properties)
             with change.update_spec() as spec:
                 for name in PARTITIONS:
                     spec.add_identity(name)
@@ -104,33 +98,19 @@ class IcebergLake:
             change.commit_transaction()
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another job was faster
-        return self.open()
 
     def payload(self) -> pyarrow.DataType | None:
-        """The type of the column payload, None without one. Raises TableError when there is no table."""
         import pyarrow
 
-        table = self.open()
-        if table is None:
-            raise TableError(f"{self.path}: no table")
-        raw = base64.b64decode(table.properties[PAYLOAD])
+        raw = base64.b64decode(self.there().properties[PAYLOAD])
         return pyarrow.ipc.read_schema(pyarrow.BufferReader(raw)).field(0).type if raw else None
 
-    def held(self) -> tuple[Held, int]:
-        """What the table holds, and the number of its next batch."""
-        table = self.open()
-        return _held(table) if table is not None else (Held(), 1)
+    def _told(self, table: Any) -> tuple[list[Range], int]:
+        return [tuple(one) for one in json.loads(table.properties[HELD])], int(table.properties[BATCH])
 
-    def commit(self, files: Sequence[File], ranges: Sequence[Range], batch: int) -> None:
-        """Add files, which hold `ranges`, as batch `batch`. Raises ConflictError when another writer was faster."""
+    def _append(self, table: Any, files: Sequence[File], ranges: Sequence[Range], held: Held, batch: int) -> None:
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-        table = self.create()
-        held, expected = _held(table)
-        if expected != batch or any(held.overlaps(*one) for one in ranges):
-            raise ConflictError(f"{self.path}: batch {batch} is there already")
-        for one in ranges:
-            held.add(*one)
         summary = {BATCH: str(batch)} | ({RANGES: json.dumps(ranges)} if len(ranges) <= HELD_ALWAYS_MAX else {})
         change = table.transaction()
         change.set_properties({HELD: json.dumps(held.ranges()), BATCH: str(batch)})
@@ -148,12 +128,10 @@ class IcebergLake:
         return tasks
 
     def files(self) -> list[str]:
-        """The paths of its files."""
         table = self.open()
         return [] if table is None else sorted(_local(task.file.file_path) for task in self._tasks(table))
 
     def partitions(self) -> dict[tuple[str, str], list[str]]:
-        """Its files' paths by (topic_key, day)."""
         table = self.open()
         out: dict[tuple[str, str], list[str]] = {}
         for task in () if table is None else self._tasks(table):
@@ -168,9 +146,7 @@ class IcebergLake:
 
         done: dict[tuple[str, ...], list[str]] = {}  # files, and those that take their place
         for _ in range(CONFLICTS_MAX):
-            table = self.open()
-            if table is None:
-                raise TableError(f"{self.path}: no table")
+            table = self.there()
             there = {_local(task.file.file_path): task.file for task in self._tasks(table)}
             done = {old: new for old, new in done.items() if set(old) <= set(there)}
             for group in _small(there.values(), target_bytes, {path for old in done for path in old}):
@@ -227,10 +203,6 @@ class IcebergLake:
                 path.unlink(missing_ok=True)
                 removed += 1
         return removed
-
-
-def _held(table: Any) -> tuple[Held, int]:
-    return Held(tuple(one) for one in json.loads(table.properties[HELD])), int(table.properties[BATCH]) + 1
 
 
 def _commit(change: Any) -> None:

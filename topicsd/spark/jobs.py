@@ -43,8 +43,13 @@ def table(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, table: Path, kind: str | None, catalog: str, **kwargs: Any) -> None:
         from topicsd.spark.lakes import Lake
+        from topicsd.spark.tables import TableError
 
-        command(*args, lake=Lake(table, kind or "", catalog), **kwargs)
+        try:
+            lake = Lake(table, kind or "", catalog)
+        except TableError as wrong:
+            raise click.BadParameter(str(wrong), param_hint="--table") from wrong
+        command(*args, lake=lake, **kwargs)
 
     out: Callable[..., None] = inner
     for option in (

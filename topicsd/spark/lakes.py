@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from topicsd.spark.delta import DeltaLake
 from topicsd.spark.iceberg import IcebergLake
-from topicsd.spark.ranges import Held, Range
-from topicsd.spark.tables import DeltaLake, File, TableError, envelope, quarantine
+from topicsd.spark.tables import LakeTable, TableError, envelope, quarantine
 
 if TYPE_CHECKING:
     import pyarrow
 
 FORMATS = ("delta", "iceberg")
-
-
-class LakeTable(Protocol):
-    """A table as the jobs use it (tables.py, iceberg.py)."""
-
-    path: Path
-    schema: pyarrow.Schema
-    keys_in_files: bool
-
-    def open(self) -> Any: ...
-    def payload(self) -> pyarrow.DataType | None: ...
-    def held(self) -> tuple[Held, int]: ...
-    def commit(self, files: Sequence[File], ranges: Sequence[Range], batch: int) -> None: ...
-    def files(self) -> list[str]: ...
-    def partitions(self) -> dict[tuple[str, str], list[str]]: ...
-    def compact(self, target_bytes: int) -> dict[str, Any]: ...
-    def vacuum(self, hours: int) -> int: ...
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True)
@@ -41,6 +25,13 @@ class Lake:
     path: Path
     kind: str = ""
     catalog: str = ""
+
+    def __post_init__(self) -> None:
+        if URL.match(str(self.path)):  # a Path has one of its slashes
+            raise TableError(
+                f"{self.path}: a lake table stands in a folder (of a machine, or mounted on all), an object store is for exports; a stream of "
+                'format("topicsd") goes into a table there through Spark\'s own writers'
+            )
 
     @property
     def format(self) -> str:
