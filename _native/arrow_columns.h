@@ -2,11 +2,13 @@
  *
  *   text, binary   offsets i32 x (rows + 1) | bytes            seq, ts, seq_end   i64 x rows
  *   meta (a map)   offsets i32 x (rows + 1) -> entries: keys (offsets, bytes), values (offsets, bytes)
- *   validity       one bit a row, given only where something is null
+ *   validity       one bit a row, made only where something is null
+ *   topic          the same in row after row, so it is written when it changes or the batch is handed over, not with each row
  *
  * A row counts once `rows` was raised, which is the last thing that happens to it: each column writes behind offsets[rows], so what a row
  * that broke off (no memory, a page that the disk does not give back) has left is overwritten by the next one.
- * columns_export moves the buffers out; the next row allocates anew. Whoever imports the batch frees it by its `release`.
+ * columns_export moves the buffers out; the next row allocates anew, as much as the batch before it needed. Whoever imports the batch frees it by
+ * its `release`.
  */
 #ifndef TOPICSD_ARROW_COLUMNS_H
 #define TOPICSD_ARROW_COLUMNS_H
@@ -65,6 +67,7 @@ struct column_text { /* offsets[0] .. offsets[count] are set */
     uint8_t *bytes;
     uint64_t rooms;  /* offsets that there is room for, less one */
     uint64_t room;   /* bytes */
+    uint64_t rooms_before, room_before; /* what the batch before this one had */
 };
 
 struct column {
@@ -81,15 +84,23 @@ struct columns {
     uint32_t count;
     uint32_t order[COLUMNS]; /* the wanted columns as they are handed over */
     struct column column[COLUMNS];
+    const uint8_t *topic; /* of rows topic_from .. rows, which do not have it yet */
+    uint64_t topic_bytes, topic_from;
 };
 
 static inline int columns_full(const struct columns *out) { return out->rows >= out->rows_max || out->bytes >= out->bytes_max; }
+
+/* Without buffers, of which it remembers how large they were. */
+static void text_empty(struct column_text *text)
+{
+    *text = (struct column_text){.rooms_before = text->rooms ? text->rooms : text->rooms_before, .room_before = text->room ? text->room : text->room_before};
+}
 
 static void text_free(struct column_text *text)
 {
     free(text->offsets);
     free(text->bytes);
-    memset(text, 0, sizeof *text);
+    text_empty(text);
 }
 
 static void columns_clear(struct columns *out)
@@ -104,16 +115,17 @@ static void columns_clear(struct columns *out)
         text_free(&column->keys);
         text_free(&column->values);
     }
-    out->rows = out->bytes = 0;
+    out->rows = out->bytes = out->topic_from = 0;
 }
 
-/* Room for `more` bytes behind `count` values, and for one value more. 0 or -errno. */
-static int text_room(struct column_text *text, uint64_t count, uint64_t more)
+static __attribute__((noinline)) int text_grow(struct column_text *text, uint64_t count, uint64_t more)
 {
     uint64_t used, wanted;
     if (text->offsets == NULL || count >= text->rooms) {
-        uint64_t rooms = text->rooms ? text->rooms * 2 : 1024;
-        int32_t *offsets = realloc(text->offsets, (rooms + 1) * sizeof(int32_t));
+        uint64_t rooms = text->rooms ? text->rooms * 2 : text->rooms_before ? text->rooms_before : 1024;
+        int32_t *offsets;
+        rooms = rooms > count ? rooms : count + 1;
+        offsets = realloc(text->offsets, (rooms + 1) * sizeof(int32_t));
         if (offsets == NULL)
             return -ENOMEM;
         if (text->offsets == NULL)
@@ -126,8 +138,11 @@ static int text_room(struct column_text *text, uint64_t count, uint64_t more)
     if (wanted > INT32_MAX)
         return -EOVERFLOW;
     if (wanted > text->room || text->bytes == NULL) {
-        uint64_t room = text->room * 2 > wanted ? text->room * 2 : wanted + 4096;
-        uint8_t *bytes = realloc(text->bytes, room);
+        uint64_t room = text->bytes ? text->room * 2 : text->room_before;
+        uint8_t *bytes;
+        room = room > wanted ? room : wanted + 4096;
+        room = room < INT32_MAX ? room : INT32_MAX;
+        bytes = realloc(text->bytes, room);
         if (bytes == NULL)
             return -ENOMEM;
         text->bytes = bytes;
@@ -136,26 +151,71 @@ static int text_room(struct column_text *text, uint64_t count, uint64_t more)
     return 0;
 }
 
+/* Room for `more` bytes behind `count` values, and for one value more. 0 or -errno. */
+static inline int text_room(struct column_text *text, uint64_t count, uint64_t more)
+{
+    if (JSON_LIKELY(count < text->rooms && text->bytes != NULL && (uint64_t)text->offsets[count] + more <= text->room))
+        return 0;
+    return text_grow(text, count, more);
+}
+
+/* Up to 16 bytes in two words, which overlap; of less than 4 the first one has them all. */
+struct text_words { uint64_t head, tail; };
+
+static inline struct text_words text_words(const uint8_t *from, uint64_t bytes)
+{
+    struct text_words words = {0, 0};
+    if (bytes >= 8) {
+        memcpy(&words.head, from, 8);
+        memcpy(&words.tail, from + bytes - 8, 8);
+    } else if (bytes >= 4) {
+        memcpy(&words.head, from, 4);
+        memcpy(&words.tail, from + bytes - 4, 4);
+    } else if (bytes) {
+        words.head = from[0] | (uint64_t)from[bytes >> 1] << 8 | (uint64_t)from[bytes - 1] << 16;
+    }
+    return words;
+}
+
+static inline void text_put_words(uint8_t *to, struct text_words words, uint64_t bytes)
+{
+    if (bytes >= 8) {
+        memcpy(to, &words.head, 8);
+        memcpy(to + bytes - 8, &words.tail, 8);
+    } else if (bytes >= 4) {
+        memcpy(to, &words.head, 4);
+        memcpy(to + bytes - 4, &words.tail, 4);
+    } else if (bytes) {
+        to[0] = (uint8_t)words.head;
+        to[bytes >> 1] = (uint8_t)(words.head >> 8);
+        to[bytes - 1] = (uint8_t)(words.head >> 16);
+    }
+}
+
+static inline uint64_t word_has(uint64_t word, uint8_t byte)
+{
+    word ^= 0x0101010101010101ull * byte;
+    return (word - 0x0101010101010101ull) & ~word & 0x8080808080808080ull;
+}
+
 static inline int text_put_plain(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
 {
     int failure = text_room(text, count, bytes);
     if (failure)
         return failure;
-    if (bytes)
+    if (bytes <= 16)
+        text_put_words(text->bytes + text->offsets[count], text_words(from, bytes), bytes);
+    else
         memcpy(text->bytes + text->offsets[count], from, bytes);
     text->offsets[count + 1] = text->offsets[count] + (int32_t)bytes;
     return 0;
 }
 
-/* The inside of a valid JSON string, decoded: it never becomes longer. */
-static int text_put_json(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
+static __attribute__((noinline)) int text_put_escaped(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
 {
     const uint8_t *end = from + bytes;
     uint8_t *out;
-    int failure;
-    if (bytes == 0 || memchr(from, '\\', bytes) == NULL)
-        return text_put_plain(text, count, from, bytes);
-    failure = text_room(text, count, bytes);
+    int failure = text_room(text, count, bytes);
     if (failure)
         return failure;
     out = text->bytes + text->offsets[count];
@@ -172,20 +232,45 @@ static int text_put_json(struct column_text *text, uint64_t count, const uint8_t
     return 0;
 }
 
+/* The inside of a valid JSON string, decoded: it never becomes longer. */
+static inline int text_put_json(struct column_text *text, uint64_t count, const uint8_t *from, uint64_t bytes)
+{
+    if (bytes <= 16) {
+        const struct text_words words = text_words(from, bytes);
+        int failure;
+        if (JSON_UNLIKELY(word_has(words.head, '\\') | word_has(words.tail, '\\')))
+            return text_put_escaped(text, count, from, bytes);
+        failure = text_room(text, count, bytes);
+        if (failure)
+            return failure;
+        text_put_words(text->bytes + text->offsets[count], words, bytes);
+        text->offsets[count + 1] = text->offsets[count] + (int32_t)bytes;
+        return 0;
+    }
+    return memchr(from, '\\', bytes) ? text_put_escaped(text, count, from, bytes) : text_put_plain(text, count, from, bytes);
+}
+
 /* ---- one row ------------------------------------------------------------------------------------------------------------- */
+
+static __attribute__((noinline)) int column_null(struct columns *out, struct column *column)
+{
+    if (column->validity == NULL) {
+        const uint64_t bytes = (out->rows_max + 63) / 64 * 8;
+        column->validity = malloc(bytes);
+        if (column->validity == NULL)
+            return -ENOMEM;
+        memset(column->validity, 0xFF, bytes);
+    }
+    column->validity[out->rows >> 3] &= (uint8_t)~(1u << (out->rows & 7));
+    return 0;
+}
 
 static inline int column_validity(struct columns *out, struct column *column, int valid)
 {
-    uint8_t bit = (uint8_t)(1u << (out->rows & 7));
-    if (column->validity == NULL) {
-        column->validity = calloc((out->rows_max + 63) / 64, 8);
-        if (column->validity == NULL)
-            return -ENOMEM;
-    }
-    if (valid)
-        column->validity[out->rows >> 3] |= bit;
-    else
-        column->validity[out->rows >> 3] &= (uint8_t)~bit;
+    if (!valid)
+        return column_null(out, column);
+    if (column->validity != NULL) /* a row that broke off may have been null */
+        column->validity[out->rows >> 3] |= (uint8_t)(1u << (out->rows & 7));
     return 0;
 }
 
@@ -212,6 +297,48 @@ static inline int put_text(struct columns *out, enum column_number number, const
         return 0;
     failure = text_put_plain(&column->text, out->rows, from, from ? bytes : 0);
     return failure ? failure : column_validity(out, column, from != NULL);
+}
+
+/* The rows so far get the topic that they have; 0 or -ENOMEM, -EOVERFLOW. */
+static int columns_topic(struct columns *out)
+{
+    struct column_text *text = &out->column[COLUMN_TOPIC].text;
+    const uint64_t rows = out->rows - out->topic_from, bytes = out->topic_bytes;
+    uint64_t done;
+    int failure;
+    uint8_t *to;
+    if (!out->column[COLUMN_TOPIC].wanted || rows == 0)
+        return 0;
+    failure = text_room(text, out->topic_from, rows * bytes);
+    if (!failure && out->rows > text->rooms) {
+        int32_t *offsets = realloc(text->offsets, (out->rows + 1) * sizeof(int32_t));
+        failure = offsets == NULL ? -ENOMEM : 0;
+        if (!failure) {
+            text->offsets = offsets;
+            text->rooms = out->rows;
+        }
+    }
+    if (failure)
+        return failure;
+    to = text->bytes + text->offsets[out->topic_from];
+    memcpy(to, out->topic, bytes);
+    for (done = bytes; done < rows * bytes; done *= 2)
+        memcpy(to + done, to, done <= rows * bytes - done ? done : rows * bytes - done);
+    for (uint64_t row = out->topic_from; row < out->rows; row++)
+        text->offsets[row + 1] = text->offsets[row] + (int32_t)bytes;
+    out->topic_from = out->rows;
+    return 0;
+}
+
+/* The topic of the rows from here on, whose bytes stay where they are until the next one is told. */
+static int put_topic(struct columns *out, const uint8_t *topic, uint64_t bytes)
+{
+    int failure = columns_topic(out);
+    if (failure)
+        return failure;
+    out->topic = topic;
+    out->topic_bytes = bytes;
+    return 0;
 }
 
 static inline int put_json(struct columns *out, enum column_number number, const uint8_t *from, uint64_t bytes)
@@ -281,6 +408,40 @@ static int meta_member(struct json_scanner *scanner, const uint8_t **at, const u
     return 1;
 }
 
+/* The end of the string that begins at `p`, when no escape stands in it; or NULL. */
+static inline const uint8_t *meta_string(const uint8_t *p, const uint8_t *end)
+{
+    while (p < end && *p != '"' && *p != '\\')
+        p++;
+    return p < end && *p == '"' ? p : NULL;
+}
+
+/* A meta as servers store it, {"name":"value",...}: without an escape, a space or a value of another kind. How many members, -1: it is another one. */
+static int64_t meta_plain(struct column *column, uint64_t first, const uint8_t *from, uint64_t bytes)
+{
+    const uint8_t *p = from + 1, *const end = from + bytes, *name, *value, *close;
+    uint64_t count = first;
+    if (bytes < 2 || *from != '{')
+        return -1;
+    if (*p == '}')
+        return 0;
+    for (;;) {
+        if (p >= end || *p != '"' || (close = meta_string(name = p + 1, end)) == NULL || end - close < 4 || close[1] != ':' || close[2] != '"')
+            return -1;
+        value = close + 3;
+        if (text_put_plain(&column->keys, count, name, (uint64_t)(close - name)) || (close = meta_string(value, end)) == NULL)
+            return -1;
+        if (text_put_plain(&column->values, count, value, (uint64_t)(close - value)))
+            return -1;
+        count++;
+        if (end - close < 2 || (close[1] != ',' && close[1] != '}'))
+            return -1;
+        if (close[1] == '}')
+            return (int64_t)(count - first);
+        p = close + 2;
+    }
+}
+
 /* A record's meta, an object of strings as the server has let it in. `from` NULL: null. */
 static int put_meta(struct columns *out, const uint8_t *from, uint64_t bytes)
 {
@@ -288,6 +449,7 @@ static int put_meta(struct columns *out, const uint8_t *from, uint64_t bytes)
     struct json_scanner scanner;
     const uint8_t *at, *name[2], *value[2];
     uint64_t first, count;
+    int64_t plain;
     int failure, is_text;
     if (!column->wanted)
         return 0;
@@ -295,7 +457,9 @@ static int put_meta(struct columns *out, const uint8_t *from, uint64_t bytes)
     if (failure)
         return failure;
     first = count = (uint64_t)column->text.offsets[out->rows];
-    if (from != NULL) {
+    if (from != NULL && (plain = meta_plain(column, first, from, bytes)) >= 0) {
+        count = plain < 2 ? first + (uint64_t)plain : meta_drop_doubles(column, first, first + (uint64_t)plain);
+    } else if (from != NULL) {
         json_begin(&scanner, from, bytes, JSON_DEPTH_MAX, JSON_WIDEST);
         at = json_space(&scanner, from) + 1; /* behind the brace */
         while (!failure && meta_member(&scanner, &at, name, value, &is_text)) {
@@ -369,7 +533,7 @@ static struct ArrowArray *array_of_text(struct column_text *text, int64_t length
     if (array != NULL) {
         array->buffers[1] = text->offsets;
         array->buffers[2] = text->bytes;
-        memset(text, 0, sizeof *text);
+        text_empty(text);
     }
     return array;
 }
@@ -390,7 +554,7 @@ static struct ArrowArray *array_of_map(struct column *column, int64_t length)
     map->n_children = 1;
     map->buffers[1] = column->text.offsets;
     free(column->text.bytes);
-    memset(&column->text, 0, sizeof column->text);
+    text_empty(&column->text);
     return map;
 }
 
@@ -413,11 +577,11 @@ static struct ArrowArray *array_of(struct columns *out, uint32_t number)
     }
     if (array == NULL)
         return NULL;
-    for (int64_t row = 0; row < rows; row += 8) {
+    for (int64_t row = 0; column->validity != NULL && row < rows; row += 8) {
         uint8_t bits = column->validity[row >> 3];
         valid += __builtin_popcount(rows - row < 8 ? bits & ((1u << (rows - row)) - 1) : bits);
     }
-    array->null_count = rows - valid;
+    array->null_count = column->validity != NULL ? rows - valid : 0;
     if (array->null_count) {
         array->buffers[0] = column->validity;
         column->validity = NULL;
@@ -428,7 +592,7 @@ static struct ArrowArray *array_of(struct columns *out, uint32_t number)
 /* All rows so far as one struct array; `out` is empty afterwards, also when memory lacks (NULL; the rows are lost then). */
 static struct ArrowArray *columns_export(struct columns *out)
 {
-    struct ArrowArray *whole = array_new((int64_t)out->rows, 1, 0);
+    struct ArrowArray *whole = columns_topic(out) ? NULL : array_new((int64_t)out->rows, 1, 0);
     for (uint32_t i = 0; whole != NULL && i < out->count; i++) {
         struct ArrowArray *child = array_of(out, out->order[i]);
         if (child == NULL) {

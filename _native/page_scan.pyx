@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from topicsd._native.segment_scan cimport (
-    COLUMN_DATA, COLUMN_ERR, COLUMN_KIND, COLUMN_NODE, COLUMN_RAW, COLUMN_SEQ, COLUMN_SEQ_END, COLUMN_TAG, COLUMN_TOPIC, COLUMN_TS, Scan, Scanner,
+    COLUMN_DATA, COLUMN_ERR, COLUMN_KIND, COLUMN_NODE, COLUMN_RAW, COLUMN_SEQ, COLUMN_SEQ_END, COLUMN_TAG, COLUMN_TS, Scan, Scanner,
     columns, columns_full, put_json, put_meta, put_number, put_text,
 )
 
@@ -18,8 +18,7 @@ cdef inline uint64_t _bytes(const uint8_t *const *span) noexcept nogil:
 
 cdef int _put(Scan *scan, const PageRecord *record) noexcept nogil:
     cdef columns *out = &scan.out
-    cdef int failure = put_text(out, COLUMN_TOPIC, scan.topic, scan.topic_bytes)
-    if failure == 0: failure = put_number(out, COLUMN_SEQ, True, <int64_t>record.seq)
+    cdef int failure = put_number(out, COLUMN_SEQ, True, <int64_t>record.seq)
     if failure == 0: failure = put_number(out, COLUMN_TS, True, <int64_t>(record.ts * 1000))
     if failure == 0: failure = put_json(out, COLUMN_NODE, record.node[0], _bytes(record.node))
     if failure == 0: failure = put_json(out, COLUMN_TAG, record.tag[0], _bytes(record.tag))
@@ -30,7 +29,7 @@ cdef int _put(Scan *scan, const PageRecord *record) noexcept nogil:
     if failure == 0: failure = put_text(out, COLUMN_ERR, NULL, 0)
     if failure == 0: failure = put_text(out, COLUMN_RAW, NULL, 0)
     if failure == 0:
-        out.bytes += _bytes(record.data) + _bytes(record.meta) + _bytes(record.tag) + _bytes(record.node) + scan.topic_bytes
+        out.bytes += _bytes(record.data) + _bytes(record.meta) + _bytes(record.tag) + _bytes(record.node) + out.topic_bytes
         out.rows += 1
     return failure
 

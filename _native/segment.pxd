@@ -19,6 +19,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.files cimport Files
+from topicsd._native.hash cimport hash_secret
 from topicsd._native.layout cimport POSITION_MASK, index_entry, record_entry
 
 cdef extern from "segment.h" nogil:
@@ -148,8 +149,8 @@ cdef int segment_open_flags(Segment *segment, const SegmentPart *part) noexcept 
 cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
 cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
 
-# One seq alone, without marks. SEGMENT_OK or SEGMENT_BAD_FRAME; its index block must have been checked.
-cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogil
+# One seq alone, without marks. SEGMENT_OK or SEGMENT_BAD_FRAME; its index block must have been checked. secret: of the topic's id.
+cdef int segment_entry_check(const Segment *segment, uint64_t seq, const hash_secret *secret) noexcept nogil
 
 cdef inline uint64_t index_body_bytes(uint64_t entries) noexcept nogil:
     # Of an index part behind its header.

@@ -9,7 +9,7 @@ from posix.uio cimport iovec
 
 from topicsd._native.files cimport Files, FileSystem, real_files
 from topicsd._native.frame cimport align8, entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
-from topicsd._native.hash cimport xxh3_64, xxh3_64_seeded
+from topicsd._native.hash cimport hash_secret, hash_secret_make, xxh3_64, xxh3_64_secret, xxh3_64_seeded
 from topicsd._native.layout cimport (
     ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, POSITION_BITS, POSITION_MASK,
     index_entry, record_entry,
@@ -149,14 +149,19 @@ cdef bint _gap_fills(const segment_frame *frame, uint64_t bytes) noexcept nogil:
     return bytes == sizeof(segment_gap) + (span * 8 if gap.reason == 0 else 0)
 
 
-cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil:
+cdef inline int _frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id, const hash_secret *secret) noexcept nogil:
+    # secret: of the topic's id, or NULL.
     cdef const uint8_t *tail
-    cdef uint64_t body
+    cdef uint64_t body, found
     if available < sizeof(segment_frame) or frame.frame_bytes > available or frame.frame_bytes % 8 \
             or frame.frame_bytes < sizeof(segment_frame) + SEGMENT_FRAME_TAIL_BYTES:
         return SEGMENT_BAD_FRAME
     tail = <const uint8_t *>frame + frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES
-    if segment_frame_hash(frame, topic_id) != (<const uint64_t *>tail)[0]:
+    if secret == NULL:
+        found = segment_frame_hash(frame, topic_id)
+    else:
+        found = xxh3_64_secret(frame, frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES, secret)
+    if found != (<const uint64_t *>tail)[0]:
         return SEGMENT_BAD_FRAME
     body = frame.frame_bytes - sizeof(segment_frame) - SEGMENT_FRAME_TAIL_BYTES
     if (<const uint64_t *>(tail + 8))[0] >> 8:    # behind the flag byte stand zeroes
@@ -166,6 +171,10 @@ cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uin
     if frame.kind == SEGMENT_FRAME_GAP:
         return SEGMENT_OK if _gap_fills(frame, body) else SEGMENT_BAD_FRAME
     return SEGMENT_BAD_FRAME
+
+
+cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil:
+    return _frame_check(frame, available, topic_id, NULL)
 
 
 # ---- look -------------------------------------------------------------------------------------------------------------------
@@ -200,7 +209,7 @@ cdef int _check_index_block(const Segment *segment, uint64_t block) noexcept nog
     return SEGMENT_OK
 
 
-cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogil:
+cdef int segment_entry_check(const Segment *segment, uint64_t seq, const hash_secret *secret) noexcept nogil:
     cdef const index_entry *entry = segment_entry(segment, seq)
     cdef uint64_t position = entry.position & POSITION_MASK
     cdef const segment_frame *frame
@@ -212,7 +221,7 @@ cdef int segment_entry_check(const Segment *segment, uint64_t seq) noexcept nogi
         return SEGMENT_BAD_FRAME
     frame = <const segment_frame *>(segment.data.at + position) - 1
     record = <const record_entry *>(frame + 1)
-    if segment_frame_check(frame, segment.data.bytes - position + sizeof(segment_frame), segment.topic_id) != SEGMENT_OK:
+    if _frame_check(frame, segment.data.bytes - position + sizeof(segment_frame), segment.topic_id, secret) != SEGMENT_OK:
         return SEGMENT_BAD_FRAME
     if frame.kind != SEGMENT_FRAME_RECORD or frame.seq != seq or frame.ts != entry.ts or entry_payload_bytes(record) != entry.bytes \
             or entry_has_tag(record) != (entry.flags & INDEX_TAGGED != 0):
@@ -234,7 +243,8 @@ cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_
 cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil:
     cdef uint64_t block = (first_seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES
     cdef uint64_t end = first_seq + count, seq, block_first, block_end, mark
-    cdef bint whole
+    cdef hash_secret secret
+    cdef bint whole, ready = False
     upto[0] = first_seq
     while upto[0] < end:
         if _check_index_block(segment, block) != SEGMENT_OK:
@@ -247,8 +257,11 @@ cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t coun
             whole = True
             if segment.frame_marks == NULL:
                 block_first, block_end = upto[0], min(block_end, end)
+            if not ready:
+                hash_secret_make(&secret, segment.topic_id)
+                ready = True
             for seq in range(block_first, block_end):
-                if segment_entry_check(segment, seq) != SEGMENT_OK:
+                if segment_entry_check(segment, seq, &secret) != SEGMENT_OK:
                     whole = False
                     if upto[0] <= seq < end:
                         upto[0] = seq

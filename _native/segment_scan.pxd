@@ -20,6 +20,7 @@
 # whole before it stay.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from topicsd._native.hash cimport hash_secret
 from topicsd._native.segment cimport Segment, SegmentPart
 
 cdef extern from "arrow_columns.h" nogil:
@@ -33,11 +34,13 @@ cdef extern from "arrow_columns.h" nogil:
         uint64_t rows, rows_max, bytes, bytes_max
         uint32_t count
         uint32_t *order
+        uint64_t topic_bytes
         column *column
     const int COLUMN_TOPIC, COLUMN_SEQ, COLUMN_TS, COLUMN_NODE, COLUMN_TAG, COLUMN_META, COLUMN_DATA, COLUMN_KIND, COLUMN_SEQ_END, COLUMN_ERR
     const int COLUMN_RAW, COLUMNS
     bint columns_full(const columns *out)
     void columns_clear(columns *out)
+    int put_topic(columns *out, const uint8_t *topic, uint64_t bytes)
     int put_number(columns *out, int number, int valid, int64_t value)
     int put_text(columns *out, int number, const void *at, uint64_t bytes)
     int put_json(columns *out, int number, const uint8_t *at, uint64_t bytes)
@@ -60,8 +63,7 @@ cdef enum:
 cdef struct Scan:
     columns out
     Segment segment
-    const uint8_t *topic
-    uint64_t topic_bytes
+    hash_secret secret              # of the topic's id
     uint64_t next_seq, last_seq     # what is left of the range
     uint64_t checked                # index blocks are verified up to here
     int corrupt                     # what becomes of a bad frame: RANGE_*
@@ -79,5 +81,5 @@ cdef class Scanner:
     cdef list buffers
     cdef tuple names
     cdef int part(self, SegmentPart *part, buffer, uint64_t offset) except -1
-    cdef void name(self, bytes topic)
+    cdef int name(self, bytes topic) except -1
     cdef int judge(self, int status) except -1

@@ -7,6 +7,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset, strlen
 
 from topicsd._native.frame cimport entry_data, entry_has_node, entry_has_tag, entry_meta, entry_node, entry_tag
+from topicsd._native.hash cimport hash_secret_make
 from topicsd._native.layout cimport INDEX_DELETED, INDEX_HOLE, POSITION_MASK, entry_ext, index_entry, record_entry
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.segment cimport (
@@ -51,8 +52,7 @@ cdef const char *reason_name(uint32_t reason) noexcept nogil:
 
 cdef int _put_record(Scan *scan, uint64_t seq, uint64_t ts, const record_entry *record) noexcept nogil:
     cdef columns *out = &scan.out
-    cdef int failure = put_text(out, COLUMN_TOPIC, scan.topic, scan.topic_bytes)
-    if failure == 0: failure = put_number(out, COLUMN_SEQ, True, <int64_t>seq)
+    cdef int failure = put_number(out, COLUMN_SEQ, True, <int64_t>seq)
     if failure == 0: failure = put_number(out, COLUMN_TS, True, <int64_t>(ts * 1000))
     if failure == 0: failure = put_json(out, COLUMN_NODE, entry_node(record) if entry_has_node(record) else NULL, record.node_bytes)
     if failure == 0: failure = put_json(out, COLUMN_TAG, entry_tag(record) if entry_has_tag(record) else NULL, record.tag_bytes)
@@ -63,7 +63,7 @@ cdef int _put_record(Scan *scan, uint64_t seq, uint64_t ts, const record_entry *
     if failure == 0: failure = put_text(out, COLUMN_ERR, NULL, 0)
     if failure == 0: failure = put_text(out, COLUMN_RAW, NULL, 0)
     if failure == 0:
-        out.bytes += <uint64_t>record.data_bytes + record.meta_bytes + record.tag_bytes + record.node_bytes + scan.topic_bytes
+        out.bytes += <uint64_t>record.data_bytes + record.meta_bytes + record.tag_bytes + record.node_bytes + out.topic_bytes
         out.rows += 1
     return failure
 
@@ -72,8 +72,7 @@ cdef int _put_range_row(Scan *scan, bint corrupt, uint64_t first, uint64_t last,
         noexcept nogil:
     cdef columns *out = &scan.out
     cdef const char *kind = b"corrupt" if corrupt else b"gap"
-    cdef int failure = put_text(out, COLUMN_TOPIC, scan.topic, scan.topic_bytes)
-    if failure == 0: failure = put_number(out, COLUMN_SEQ, True, <int64_t>first)
+    cdef int failure = put_number(out, COLUMN_SEQ, True, <int64_t>first)
     if failure == 0: failure = put_number(out, COLUMN_TS, ts >= 0, ts * 1000)
     if failure == 0: failure = put_text(out, COLUMN_NODE, NULL, 0)
     if failure == 0: failure = put_text(out, COLUMN_TAG, NULL, 0)
@@ -84,7 +83,7 @@ cdef int _put_range_row(Scan *scan, bint corrupt, uint64_t first, uint64_t last,
     if failure == 0: failure = put_text(out, COLUMN_ERR, why, strlen(why))
     if failure == 0: failure = put_text(out, COLUMN_RAW, raw, raw_bytes)
     if failure == 0:
-        out.bytes += raw_bytes + scan.topic_bytes
+        out.bytes += raw_bytes + out.topic_bytes
         out.rows += 1
     return failure
 
@@ -160,7 +159,7 @@ cdef int _scan_seq(Scan *scan) noexcept nogil:
     if entry.flags & INDEX_HOLE:
         return _scan_hole(scan)
     if not entry.flags & INDEX_DELETED:
-        if segment_entry_check(&scan.segment, scan.next_seq) != SEGMENT_OK:
+        if segment_entry_check(&scan.segment, scan.next_seq, &scan.secret) != SEGMENT_OK:
             return _scan_corrupt(scan)
         if not segment_is_deleted(&scan.segment, entry):
             status = _put_record(scan, scan.next_seq, entry.ts, segment_record_at(&scan.segment, entry))
@@ -303,6 +302,7 @@ cdef class Scanner:
         self.name(topic)
         status = segment_open_guarded(&scan.segment)
         self.judge(status)
+        hash_secret_make(&scan.secret, scan.segment.topic_id)
         scan.next_seq, scan.last_seq = max(first_seq, scan.segment.first_seq), min(last_seq, scan.segment.last_seq)
         bounds.scan, bounds.since, bounds.has_until = scan, max(since or 0, 0), until is not None
         bounds.until = max(until or 0, 0)
@@ -313,10 +313,12 @@ cdef class Scanner:
                 scan.last_seq = 0
             self.judge(status)
 
-    cdef void name(self, bytes topic):
+    cdef int name(self, bytes topic) except -1:
+        cdef int failure = put_topic(&self.scan.out, <const uint8_t *><const char *>topic, len(topic))
+        if failure < 0:
+            raise OSError(-failure, os.strerror(-failure), self.topic.decode(errors="replace"))
         self.topic = topic
-        self.scan.topic = <const uint8_t *><const char *>topic
-        self.scan.topic_bytes = len(topic)
+        return 0
 
     cdef int judge(self, int status) except -1:
         if status < 0:

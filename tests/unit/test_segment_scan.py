@@ -148,6 +148,53 @@ def test_a_name_that_stands_twice_in_meta_counts_as_it_stands_last() -> None:
     assert [row["meta"] for row in found] == [[("x", "y")], [("b", "two"), ("a", "4"), ("c", "")], [("p", "q")]]
 
 
+def test_texts_of_every_length_come_out_whole_wherever_an_escape_stands_in_them() -> None:
+    texts: list[str | None] = [None]
+    for length in range(36):
+        plain = "".join(chr(97 + at % 26) for at in range(length))
+        texts += [plain, *(plain[:at] + sign + plain[at + 1 :] for at in range(length) for sign in '\\"')]
+    rows = [Row(1 + k, 5, entry(0, tag=one, node=texts[-1 - k], meta={one or "": texts[-1 - k] or "", "": one or ""})) for k, one in enumerate(texts)]
+    assert scan_parts(oracle.build(TOPIC_ID, rows)) == scanned("t", rows)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{}",
+        b'{ "a":"1"}',
+        b'{"a" :"1"}',
+        b'{"a": "1"}',
+        b'{"a":"1" }',
+        b'{"a":"1","b":2}',
+        b'{"a":{"b":[1]},"c":"d"}',
+        b'{"":""}',
+        b'{"a":"","a":"2"}',
+    ],
+)
+def test_a_meta_is_read_however_it_is_spaced_and_whatever_its_values_are(raw: bytes) -> None:
+    rows = [Row(1, 5, entry(0, meta=b'{"x":"y","z":"w"}')), Row(2, 5, entry(0, meta=raw)), Row(3, 5, entry(0, meta=b'{"x":"y"}'))]
+    found = [row["meta"] for row in scan_parts(oracle.build(TOPIC_ID, rows))]
+    meant = [(name, value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))) for name, value in json.loads(raw).items()]
+    assert found == [[("x", "y"), ("z", "w")], meant, [("x", "y")]]
+
+
+def test_topics_that_take_turns_keep_their_rows_in_one_batch_and_in_the_next() -> None:
+    """A name may be empty or long, and a topic may have no rows; a batch knows nothing of the one before it."""
+    scanner = Scanner(("topic", "seq", "tag"), rows_max=1000)
+    for turn in range(2):
+        wanted = []
+        for name, count in (("a", 3), ("", 2), ("é" * 400, 17), ("gone", 0), ("a", 1), ("b", 900 if turn else 1)):
+            rows = [Row(1 + k, 5, entry(k, tag="t" if k % 2 else None)) for k in range(count)] or [Row(1, 5, None, DELETED)]
+            parts = oracle.build(1, rows)
+            scanner.open(name.encode(), parts.index, parts.data)
+            assert not scanner.fill()
+            wanted += [{"topic": name, "seq": 1 + k, "tag": "t" if k % 2 else None} for k in range(count)]
+        scanner.add_range(b"lost", "gap", 7, 9, "cap")
+        batch = pyarrow.record_batch(scanner.take())
+        batch.validate(full=True)
+        assert batch.to_pylist() == [*wanted, {"topic": "lost", "seq": 7, "tag": None}]
+
+
 def test_the_largest_seq_and_time_and_a_record_of_eight_mebibytes_come_out_whole() -> None:
     big, last = "x" * (8 << 20), 2**53 - 1
     found = scan_parts(oracle.build(TOPIC_ID, [Row(last - 1, 0, entry(big)), Row(last, 253402300799999, entry(2))]))
