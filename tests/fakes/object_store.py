@@ -33,8 +33,8 @@ def a_bucket(name: str) -> Iterator[dict[str, Any]]:
 class Trouble:
     """A proxy before a store. `plan` is asked for each request (method, path, its number from 0) what is to become of it:
 
-    "" it passes; "503" it is refused; "lost" it is done, and its answer is lost; "twice" it is done twice, and the second answer counts;
-    "cut" half of the answer's body comes; "slow" it is not answered until `release` is set.
+    "" it passes; "503", "507", "400 EntityTooLarge", … it is refused with this status and code; "lost" it is done, and its answer is lost;
+    "twice" it is done twice, and the second answer counts; "cut" half of the answer's body comes; "slow" it is not answered until `release` is set.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -74,8 +74,9 @@ class Trouble:
         with self._lock:
             what = self.plan(line.command, line.path, len(self.asked))
             self.asked.append((line.command, line.path, what))
-        if what == "503":
-            self._answer(line, 503, {}, b"<Error><Code>SlowDown</Code></Error>")
+        if what[:3].isdigit():
+            status, _, code = what.partition(" ")
+            self._answer(line, int(status), {}, f"<Error><Code>{code or 'SlowDown'}</Code><Message>{code}</Message></Error>".encode())
             return
         if what == "slow":
             self.release.wait()

@@ -51,19 +51,22 @@ def export(
     for number in (signal.SIGTERM, signal.SIGINT) if follow else ():
         signal.signal(number, lambda _number, _frame: stop.set())
     wanted = [name.strip() for name in topics.split(",")] if topics else None
-    try:
-        base = manifest.load(since) if since else None
-        storage = open_storage(target)
-        while True:
+    failures = OSError, SegmentError, VerifyError, ServerError, NewerSnapshotError, manifest.ManifestError
+    before = False  # a run has worked: the options are right, so what fails later may pass
+    while True:
+        try:
+            base = manifest.load(since) if since else None
+            storage = open_storage(target)
             if seal:
-                server = Server(url, token)
-                for name in server.topics():
-                    if matches(name, wanted):
+                with Server(url, token) as server:
+                    for name in filter(lambda name: matches(name, wanted), server.topics()):
                         server.seal(name)
             report = Exporter(DirectorySource(data_dir), storage, topics=wanted, since=base, prune=prune, quiet=follow).run()
             click.echo(orjson.dumps(report.line()))
-            if not follow or stop.wait(interval_ms / 1000):
-                return
-    except (OSError, SegmentError, VerifyError, ServerError, NewerSnapshotError, manifest.ManifestError) as wrong:
-        click.echo(f"topicsd: {wrong}", err=True)
-        sys.exit(EXIT_FAILED)
+            before = True
+        except failures as wrong:
+            click.echo(f"topicsd: {wrong}", err=True)
+            if not before:
+                sys.exit(EXIT_FAILED)
+        if not follow or stop.wait(interval_ms / 1000):
+            return
