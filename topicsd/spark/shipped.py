@@ -53,10 +53,8 @@ class TopicsDataSource(DataSource):
     def schema(self) -> Any:
         return self._made().schema()
 
-    def reader(self, schema: Any) -> DataSourceReader:
-        made = self._made().reader(schema)
-        pushes = type(made).pushFilters is not DataSourceReader.pushFilters  # who defines it fails where Spark's switch is off
-        return (FilteredReader if pushes else BatchReader)(pickle.dumps(made))
+    def reader(self, schema: Any) -> BatchReader:
+        return BatchReader(pickle.dumps(self._made().reader(schema)))
 
     def streamReader(self, schema: Any) -> StreamReader:
         return StreamReader(pickle.dumps(self._made().streamReader(schema)))
@@ -69,7 +67,7 @@ class TopicsDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """A batch query."""
+    """A batch query. It takes no filters (docs/pipeline.md says why)."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -79,16 +77,6 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _loaded(self.raw).read(_loaded(partition.value))  # type: ignore[no-any-return]
-
-
-class FilteredReader(BatchReader):
-    """One that takes filters."""
-
-    def pushFilters(self, filters: Any) -> Any:
-        made = _loaded(self.raw)
-        left = list(made.pushFilters(filters))
-        self.raw = pickle.dumps(made)
-        return left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
