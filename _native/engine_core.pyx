@@ -19,8 +19,8 @@ from topicsd._native.frame cimport frame_seal
 from topicsd._native.index cimport index_at, index_reset
 from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_CEILING, FRAME_HEADER_BYTES, FRAME_LEASE,
-    FRAME_MAGIC, FRAME_ROUTER_CURSOR, FRAME_SEGMENT, FRAME_TOPIC_CREATE, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SOURCE_EPHEMERAL,
-    TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY, TOPIC_LEASES_DURABLE,
+    FRAME_MAGIC, FRAME_ROUTER_CURSOR, FRAME_SEGMENT, FRAME_TOPIC_CREATE, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SHARDS_MAX,
+    SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY, TOPIC_LEASES_DURABLE,
     TOPIC_LOG, TOPIC_QUEUE, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
@@ -548,14 +548,25 @@ cdef class EngineCore(ReplayCore):
         cdef uint64_t payload = batch_payload(frame, &records, &largest)
         return records, payload
 
-    def live_slots(self, bint only_ephemeral=False):
-        """Return the slots of all topics, or of the ephemeral ones."""
+    def slots_to_jump(self, bint ceilings, dict damaged not None):
+        """Return the slots of topics whose head may have to jump: its ceiling is above it, or damage stands behind the topic's last frame.
+
+        `ceilings`: of all topics, else of ephemeral ones. `damaged`: by shard, the highest position of a damaged range.
+        """
         cdef uint64_t slot
+        cdef uint64_t highest[8]    # SHARDS_MAX
+        cdef bint has[8]
         cdef const topic_slot *topic
         cdef list slots = []
+        memset(has, 0, sizeof(has))
+        for shard, position in damaged.items():
+            has[<int>shard], highest[<int>shard] = True, position
         for slot in range(self.core.regions.control.table_high):
             topic = &self.core.regions.table[slot]
-            if topic.topic_id != 0 and (not only_ephemeral or topic.config.durability == CLASS_EPHEMERAL):
+            if topic.topic_id == 0:
+                continue
+            if (topic.ceiling_asked > topic.head and (ceilings or topic.config.durability == CLASS_EPHEMERAL)) or (
+                    topic.shard < SHARDS_MAX and has[topic.shard] and highest[topic.shard] > topic.last_position):
                 slots.append(slot)
         return slots
 

@@ -180,7 +180,9 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
     sequencer = engine.sequencer
     jumps: dict[int, tuple[int, int, int]] = {}  # slot -> (head, target, reason)
     found.topics += sequencer.topics
-    for slot in sequencer.live_slots(only_ephemeral=not (plan.jump or plan.corrupt_tail)):
+    far = plan.jump or plan.corrupt_tail
+    damaged = {shard: max(position for position, _size in ranges) for shard, ranges in damages.items() if ranges} if plan.corrupt_tail else {}
+    for slot in sorted({*sequencer.slots_to_jump(plan.jump, damaged), *(engine.routers.slots() if far else ())}):
         topic = sequencer.topic(slot)
         head, ceiling = topic["head"], topic["ceiling_asked"]
         reason, target = 0, head
@@ -193,7 +195,7 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
             reason, target = reason or frames.LOSS_MIXED, ceiling
             found.jumps += 1
         jumps[slot] = head, target, reason
-    if plan.jump or plan.corrupt_tail:
+    if far:
         for slot, reached in engine.routers.farther({slot: target for slot, (_, target, _) in jumps.items()}).items():
             head, target, reason = jumps[slot]
             if reached > target:

@@ -412,11 +412,16 @@ class Routers:
                 self._replay_place(router, source, dest, cursor)
         return lost
 
+    def slots(self) -> set[int]:
+        """Return the slots of all sources and destinations."""
+        routes = [self.sequencer.route(router.number) for router in self.by_name.values()]
+        return {slot for numbers in routes for slot in (numbers["source"], numbers["dest"])}
+
     def farther(self, targets: dict[int, int]) -> dict[int, int]:
         """Return, by slot, to which seq a destination may have come with copies whose cursor frames are gone.
 
-        targets: by slot, the highest seq that a topic may have handed out by itself. A copy takes a seq without a ceiling: what bounds it is what
-        its source may have had beyond the router's last known cursor.
+        targets: by slot, all of `slots` among them, the highest seq that a topic may have handed out by itself. A copy takes a seq without a ceiling:
+        what bounds it is what its source may have had beyond the router's last known cursor.
         """
         known = dict(targets)
         reached = dict(targets)
