@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEPT = snapshot.KEPT
-SLICE_US = 200  # of packing, between two turns of the writer
-SLICE_EVERY_MS = 2
+SLICE_US = 100  # of packing, between two turns of the writer: a write that comes meanwhile waits for so long, and p99 is made of those
+SLICE_EVERY_MS = 1
 ABSORB_BYTES_MIN = 32 << 10  # what counts as changed at the least: so small a layer is not worth a file
 COST_SHARE = 200  # the next checkpoint comes no sooner than so many times what this one held the writer up: under a flood p99 goes before log bytes
 LAYERS_A_CHAIN = 24
