@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,32 @@ def test_a_table_elsewhere_than_in_a_folder_is_refused_and_no_folder_of_its_name
     assert not any(tmp_path.iterdir())
     with pytest.raises(TableError, match="stands in a folder"):
         lakes.Lake(Path(place))
+
+
+@pytest.mark.parametrize(("kind", "lacks", "extra"), [("iceberg", "pyiceberg", "iceberg"), ("delta", "deltalake", "spark")])
+def test_a_format_whose_library_is_absent_says_what_to_install(
+    kind: str, lacks: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    lake.write("a", records(1, 3))
+    lake.export()
+    for name in [name for name in sys.modules if name.partition(".")[0] == lacks]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent(lacks), *sys.meta_path])
+    command = ["ingest", "--local", "--path", str(lake.to), "--table", str(tmp_path / "table"), "--format", kind, "--available-now"]
+    done = CliRunner().invoke(spark, command)
+    assert done.exit_code == 2 and f"pip install 'topicsd[{extra}]'" in done.output, done.output
+
+
+class Absent:
+    """Finds nothing below one name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if name.partition(".")[0] == self._name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def test_a_table_whose_commits_are_forgotten_gets_no_record_twice(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ class IcebergLake(LakeTable):
         return NAMESPACE, self.path.name
 
     def open(self) -> Any:
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
         if self._catalog is None:
             self._catalog = open_catalog(self._catalog_told, self.path)
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
         try:
             table = self._catalog.load_table(self._name)
         except (NoSuchTableError, NoSuchNamespaceError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from topicsd.spark.lakes import Lake
 
 EXIT_DIFFERS, EXIT_FAILED = 1, 2
+EXTRAS = {"deltalake": "spark", "obstore": "s3", "pyarrow": "spark", "pyiceberg": "iceberg", "pyspark": "spark", "sqlalchemy": "iceberg"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,7 +79,9 @@ def failing(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as wrong:
             if os.environ.get("TOPICSD_TRACEBACK"):
                 raise
-            click.echo(f"topicsd: {type(wrong).__name__}: {_reason(wrong)}", err=True)
+            extra = EXTRAS.get((wrong.name or "").partition(".")[0]) if isinstance(wrong, ModuleNotFoundError) else None
+            hint = f": it needs the extra `{extra}` (pip install 'topicsd[{extra}]')" if extra else ""
+            click.echo(f"topicsd: {type(wrong).__name__}: {_reason(wrong)}{hint}", err=True)
             sys.exit(EXIT_FAILED)
 
     return inner
