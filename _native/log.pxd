@@ -85,6 +85,10 @@ cdef class Shard:
     # Wait for the oldest, at most so long (WRITE_ENDS: until it has landed). 0; LOG_FLIES: not yet; -errno: poisoned, and what flies and gathers
     # behind it is forgotten too. `flush` first waits for all by itself.
     cdef int land(self, uint64_t wait_ns) noexcept nogil
+    # Wake the syncer where it sleeps until something is written. After `tell_syncer_late` flush and land do not do it: whoever calls them answers
+    # first, and then tells it.
+    cdef void tell_syncer(self) noexcept nogil
+    cdef void tell_syncer_late(self) noexcept nogil
     # Forget what was placed and queued since the last flush.
     cdef void cancel(self) noexcept nogil
     # Bytes placed and not yet flushed.

@@ -47,6 +47,7 @@ cdef enum:
     WAY_DIRECT = 1
     WAY_CACHED = 2
     IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
+    LONE_NS = 1000000                 # after idleness the first write is synced so soon: its answer goes first
     ARMED_IDLE = 1                    # the syncer sleeps until something is written
     ARMED_TIMED = 2                   # it sleeps to the end of the interval; only ask_sync may wake it
 
@@ -100,6 +101,7 @@ cdef struct ShardState:
     uint64_t sync_failed              # nothing is synced any more; after a failed write the syncer still syncs what was written before
     uint64_t stopping
     uint32_t sync_bell, sync_armed, prepare_bell
+    bint told_late                    # who writes calls tell_syncer by itself
     uint64_t rotated_ns               # when the current file was begun; the writer's
     uint64_t lasted_ns                # how long the file before it lasted, 0: unknown (relaxed; a stale one costs a filled file more or less)
     uint8_t *zeroes
@@ -386,10 +388,18 @@ cdef class Shard:
         self.line.bytes_written += end - start
         self.line.direct_bytes = s.direct.bytes
         store_release_64(&self.line.written, end)
+        if not s.told_late:
+            self.tell_syncer()
+
+    cdef void tell_syncer(self) noexcept nogil:
+        cdef ShardState *s = self.state
         fence_seq_cst()
         if load_seq_cst_32(&s.sync_armed) == ARMED_IDLE:
             add_32(&s.sync_bell, 1)
             futex_wake(&s.sync_bell, 1)
+
+    cdef void tell_syncer_late(self) noexcept nogil:
+        self.state.told_late = True
 
     cdef void empty_group(self) noexcept nogil:
         cdef ShardState *s = self.state
@@ -794,7 +804,8 @@ cdef class Shard:
 
     cdef void sync_loop(self, control *bell) noexcept nogil:
         cdef ShardState *s = self.state
-        cdef uint64_t last_ns = 0, now_ns, written, synced
+        cdef uint64_t last_ns = 0, first_ns = 0     # the last sync; since when something waits for one, 0: nothing does
+        cdef uint64_t now_ns, due_ns, written, synced
         cdef uint32_t seen, arm
         cdef int64_t sleep_ns
         while True:
@@ -810,13 +821,17 @@ cdef class Shard:
                 futex_wait(&s.sync_bell, seen, IDLE_NS)
                 continue
             if written > synced:
-                if load_seq_cst_64(&s.asked) > synced or now_ns - last_ns >= load_relaxed_64(&s.group_commit_ns):
-                    last_ns = now_ns
+                first_ns = first_ns or now_ns
+                due_ns = max(last_ns + load_relaxed_64(&s.group_commit_ns), first_ns + <uint64_t>LONE_NS)
+                if load_seq_cst_64(&s.asked) > synced or now_ns >= due_ns:
+                    last_ns = first_ns = now_ns
                     self.sync_pass()
                     self.ring(bell)
                     continue
                 arm = ARMED_TIMED
-                sleep_ns = max(<int64_t>(load_relaxed_64(&s.group_commit_ns) - (now_ns - last_ns)), <int64_t>0)
+                sleep_ns = <int64_t>(due_ns - now_ns)
+            else:
+                first_ns = 0
             store_seq_cst_32(&s.sync_armed, arm)
             fence_seq_cst()
             # Look again: who stored before the flag was up did not wake us.

@@ -1030,13 +1030,15 @@ cdef class Sequencer:
 
     cdef void _end_turn(self) noexcept nogil:
         cdef Regions *r = self.core.regions
-        cdef int ring
+        cdef int ring, shard
         for ring in range(<int>r.ring_slots):
             if self.released[ring] != r.rings[ring].head:
                 ring_release(&r.rings[ring], self.released[ring])
             if self.core.bells & (<uint64_t>1 << ring):
                 bell_worker(&r.rings[ring])
         self.core.bells = 0
+        for shard in range(self.shard_count):
+            (<Shard>self.shard[shard]).tell_syncer()     # after the answers: they do not wait for it
         if r.control.forward_debt and self.forwarder.hot == 0 and self.forwarder.waiting == 0:
             store_release_64(&r.control.forward_debt, 0)
 
@@ -1047,9 +1049,11 @@ cdef class Sequencer:
         """
         cdef Regions *r = self.core.regions
         cdef uint32_t seen
-        cdef int waiting = 0
+        cdef int waiting = 0, shard
         cdef int64_t left_ns
         with nogil:
+            for shard in range(self.shard_count):
+                (<Shard>self.shard[shard]).tell_syncer_late()
             while True:
                 seen = writer_bell_seen(r)
                 self.core.wall_ms = clock_wall_ms()

@@ -407,7 +407,7 @@ def test_the_syncer_syncs_by_itself_and_at_once_when_asked(directory: Path) -> N
     thread.start()
     shard.append(entry(1))
     shard.flush_group()
-    wait_until(lambda: shard.synced_position == shard.written_position)  # the first dirty moment after idleness does not wait
+    wait_until(lambda: shard.synced_position == shard.written_position)  # the first dirty moment after idleness hardly waits
     shard.append(entry(2))
     shard.flush_group()
     assert shard.synced_position < shard.written_position
