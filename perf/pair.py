@@ -38,6 +38,7 @@ def turn(server: Server, case: Case, seconds: float) -> dict[str, Any]:
     before = threads_us(server)
     row = load(server.port, protocol="http", seconds=seconds, warmup=0.0, trust=server.trust, **options)
     after = threads_us(server)
+    row["settled_s"] = server.settle(case)
     if row.get("failed") or row["errors"]:
         raise SystemExit(f"{server.name}: {row}")
     row["rate"] = row["records" if case.unit == "records" else "requests"] / row["seconds"]
@@ -70,7 +71,7 @@ def main() -> None:
             each = ", ".join(f"{name} {us:.1f}" for name, us in ours["threads"].items() if us >= 0.05)
             print(
                 f"{ours['rate']:10,.0f}/s  {theirs['rate']:10,.0f}/s  p50 {ours['p50_us']:.0f} {theirs['p50_us']:.0f} us   CPU us: {each};"
-                f" beside: {sum(theirs['threads'].values()):.1f}",
+                f" beside: {sum(theirs['threads'].values()):.1f}; settled in {ours['settled_s']:.1f} s",
                 flush=True,
             )
         print(

@@ -136,6 +136,7 @@ def measure(server: Server, case: Case, seconds: float, warmup: float, pin: int 
     row = load(server.port, protocol=server.protocol, seconds=seconds, warmup=warmup, trust=server.trust, pin=pin, **options)
     after = server.cpu_us()
     server.after(case)
+    row["settled_s"] = server.settle(case)
     if "failed" in row:
         return row
     row["rate"] = row["records" if case.unit == "records" else "requests"] / row["seconds"]

@@ -21,6 +21,8 @@ from typing import Any
 from build import OUT
 
 START_S_MAX = 20.0
+SETTLE_S_MAX = 60.0
+SETTLE_LOOK_S = 0.1
 
 
 def free_port() -> int:
@@ -51,6 +53,7 @@ class Server:
     name = ""
     protocol = "http"
     trust = False
+    rests_s = SETTLE_LOOK_S  # at most, before it goes on with what it has left for later
 
     def __init__(self, command: list[str], port: int, directory: Path | None = None, **environ: str) -> None:
         self.port = port
@@ -92,6 +95,19 @@ class Server:
     def after(self, case: Any) -> None:
         """Forget what a case has written."""
 
+    def settle(self, case: Any) -> float:
+        """Wait until it has done what it left for later (segments, rewrites), and until the disk has all: the next one's turn. Return the seconds."""
+        begun = time.monotonic()
+        look_s = self.rests_s if case.batch > 1 else SETTLE_LOOK_S
+        busy_us, idle_us = sum(self.cpu_us().values()), 0.05 * 1e6 * look_s
+        while time.monotonic() < begun + SETTLE_S_MAX:
+            time.sleep(look_s)
+            before_us, busy_us = busy_us, sum(self.cpu_us().values())
+            if busy_us - before_us < idle_us:
+                break
+        os.sync()
+        return time.monotonic() - begun
+
     def stop(self) -> None:
         """End it, and remove its files."""
         with contextlib.suppress(ProcessLookupError):
@@ -117,6 +133,8 @@ class Bare(Server):
 
 class Topicsd(Server):
     """The server under test, on a fresh directory."""
+
+    rests_s = 2.0  # its keeper
 
     def __init__(self, workers: int, front: str | None = None) -> None:
         self.name = f"topicsd-{workers}"
