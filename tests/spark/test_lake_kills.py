@@ -96,9 +96,9 @@ def rounds(count: int, folder: Path, seed: int) -> None:
         server.ready()
         producer = Producer(server, rng)
         producer.start()
-        done = 0
+        done, turns = 0, iter(KINDS)
         while done < count:
-            what = KINDS[done % 3] if done < 6 else rng.choices(KINDS, (4, 4, 1))[0]
+            what = next(turns, None) or rng.choices(KINDS, (4, 4, 1))[0]
             from_export = what == "writer" and rng.random() < 0.5
             if from_export:
                 server.until(lambda: server.ask("GET", "/v0/ready")[0] == 200)
