@@ -117,11 +117,15 @@ cdef int _cross_hole(Page *page, uint64_t seq) noexcept nogil:
     cdef index_entry entry
     cdef uint64_t at = seq, end
     cdef uint32_t reason = 0, other
+    cdef int status
     cdef uint64_t most = page.floors.head if page.whole else min(page.floors.head, max(seq, page.end))    # one record is asked for, not the gap
     while at <= most:
         end = min(view_hole_part(page.reader.regions, &page.view, at, True, &other), most)
         if end == 0:
-            if view_entries(page.reader.regions, &page.view, at, 1, &entry) != 0:
+            status = view_entries(page.reader.regions, &page.view, at, 1, &entry)
+            if status == -EIO and at == seq:
+                return -EIO
+            if status != 0 and status != -EIO:    # what is behind the hole may be in the cold tier: the next page fetches it
                 return READ_STALE
             break
         reason = other if reason == 0 or reason == other else <uint32_t>LOSS_MIXED

@@ -1,7 +1,8 @@
 """What a worker reads from the cold tier: a read that lacks bytes has them fetched in a thread and is done again; the loop waits for nothing.
 
 A store that hangs costs a request `cold_wait_ms`, then 503 `cold_unavailable` with Retry-After; further ones are refused at once for a while
-(topicsd/segments/cold_reader.py). Reads of hot records never come here.
+(topicsd/segments/cold_reader.py). An object that the store says is not there is damage: its records are told as `corrupt`, and the read goes on.
+Reads of hot records never come here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from topicsd._native.regions import Shared
 from topicsd._native.upkeep import File
 from topicsd.figures import Figures
 from topicsd.segments import names
-from topicsd.segments.cold import Cold, ColdError, cold_name, open_cold
+from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, open_cold
 from topicsd.segments.cold_reader import BLOCK_BYTES, ColdLimits, ColdReader, ColdUnavailableError
 from topicsd.settings import Settings
 
@@ -74,9 +75,9 @@ class ColdTier:
             raise self._unavailable("the cold tier does not answer in time", self._limits.retry_ms // 1000) from None
         except ColdUnavailableError as wrong:
             raise self._unavailable(str(wrong), wrong.retry_after_s) from None
-        except ColdError as wrong:
+        except ColdMissingError as wrong:  # the store has answered: this is damage, and not a store that one can wait for
             log.error("the cold tier has lost an object", why=str(wrong))
-            raise self._unavailable("the cold tier does not have what was put there", self._limits.retry_ms // 1000) from None
+            raw = b""
         self._take(file, first, last, raw)
 
     def _ask(self, file: File, begin: int, end: int) -> tuple[concurrent.futures.Future[bytes], int, int]:
@@ -89,7 +90,7 @@ class ColdTier:
             raise self._unavailable(str(wrong), wrong.retry_after_s) from None
 
     def _take(self, file: File, first: int, last: int, raw: bytes) -> None:
-        """Lay the bytes where reads look for them. An object that is too short is damaged: what is missing is told as `corrupt`."""
+        """Lay the bytes where reads look for them. Of an object that is gone or too short, what is missing is told as `corrupt`."""
         self.figures.add("cold_reads")
         self.figures.add("cold_read_bytes", len(raw))
         upkeep.cold_put(self.shared, file.serial, file.bytes, first, raw.ljust(last - first, b"\0"))

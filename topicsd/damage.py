@@ -22,6 +22,7 @@ from topicsd._native.regions import Shared
 from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
 from topicsd.figures import Figures
 from topicsd.segments import names
+from topicsd.segments.cold import cold_name
 from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
 
@@ -150,8 +151,9 @@ class Damage:
             sound = sound and not problems
         self._verifier.forget()
         if sound and file.kind == COLD:  # its data is elsewhere: what the read has found is all there is
-            path = names.name_of(self.data_dir, file.topic_id, file.name, file.edition).path("data")
-            self.note(Problem(path, 0, "what the cold tier gave back is not what was written", loses=True, kind="data"))
+            name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
+            what = f"the object {cold_name(name)} of the cold tier is not there or not what was written"
+            self.note(Problem(name.path("data"), 0, what, loses=True, kind="data"))
         elif sound and not any(known == identity(file) for known in self._found.values()):
             upkeep.suspect(self.shared, file.number, file.serial, SOUND)
 

@@ -85,11 +85,21 @@ def test_a_store_gives_back_what_was_put_there(store: Cold, tmp_path: Path) -> N
 
 
 def test_what_is_not_there_is_missing_and_a_store_that_fails_is_an_error(store: Cold, tmp_path: Path) -> None:
+    (tmp_path / "y").write_bytes(b"y")
+    store.put("topics/y", tmp_path / "y")
     for call in (lambda: store.size("nothing"), lambda: store.read("nothing", 0, 1)):
         with pytest.raises(ColdMissingError):
             call()
     with pytest.raises(ColdError):
         store.put("x", tmp_path / "nothing")
+
+
+def test_a_folder_whose_disk_is_not_mounted_and_a_bucket_that_is_gone_have_lost_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("obstore")
+    for store in (open_cold(str(tmp_path / "empty")), open_cold("s3://nobody/x", **request.getfixturevalue("s3"))):
+        with pytest.raises(ColdError) as wrong:
+            store.read("topics/x", 0, 1)
+        assert not isinstance(wrong.value, ColdMissingError)
 
 
 def test_a_store_that_cannot_be_reached_or_named_is_an_error(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -278,6 +280,49 @@ def test_an_export_reads_a_tier_that_is_a_folder(library: Library, cold: FolderC
     report = run()
     assert (report.topics, report.segments_copied, report.segments_unreadable) == (1, 4, 0)
     library.open()
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "another"])
+def test_an_object_that_is_not_what_was_put_there_is_a_tombstone_and_readers_go_on_behind_it(library: Library, cold: FolderCold, how: str) -> None:
+    library.put("t")
+    fill(library, "t", 1200)
+    library.seal("t", 300)
+    move(library, cold)
+    whole = library.read_all("t")[0]
+    assert [file.kind for file in library.relocation(cold).due()] == []
+    first, second = sorted(cold.root.rglob("*.data"))[:2]
+    if how == "missing":
+        first.unlink()
+    elif how == "truncated":
+        os.truncate(first, 1000)
+    else:
+        first.write_bytes(second.read_bytes())
+    worker = tier(library, Hanging(cold.root), wait_ms=60_000)
+    library.cold = None
+    library.kill()
+
+    def read(from_seq: int) -> Any:
+        try:
+            return library.diff("t", from_seq=from_seq, limit=1000)
+        except IoError as wrong:
+            raise errors.Internal("cannot be read", {"seq": wrong.seq}) from None
+
+    async def run() -> tuple[list[int], list[tuple[int, int, str]]]:
+        seqs, gaps, at = [], [], 0
+        while True:
+            page = await worker.read(partial(read, at))
+            seqs += [record["$seq"] for record in page["records"]]
+            if told := page["tombstone"]:
+                gaps.append((told["gap_from"], told["gap_to"], told["reason"]))
+            at = page["next_from_seq"]
+            if at == page["head_seq"]:
+                return seqs, gaps
+
+    seqs, gaps = asyncio.run(run())
+    assert {reason for _from, _to, reason in gaps} == {"corrupt"}
+    lost = [seq for begin, end, _reason in gaps for seq in range(begin, end + 1)]
+    assert lost == list(range(1, 301)), "each once, in order"
+    assert seqs == [record["$seq"] for record in whole][300:]
 
 
 # ---- a worker

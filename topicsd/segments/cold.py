@@ -18,7 +18,7 @@ from topicsd._native.segment_build import make_folder
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.whole_files import copy_whole, remove, write_whole
 from topicsd.objects import ObjectStore
-from topicsd.segments.names import Name, place_of, topic_folder
+from topicsd.segments.names import TOPICS, Name, place_of, topic_folder
 
 HEADER_BYTES = 128
 CLIENT_TIMEOUT = "10s"  # of one request to an object store
@@ -33,7 +33,7 @@ class ColdError(Exception):
 
 
 class ColdMissingError(ColdError):
-    """Say that an object is not there."""
+    """Say that an object is not there, in a store that is: neither an empty folder, as of a disk that is not mounted, nor a missing bucket."""
 
 
 class Cold(Protocol):
@@ -82,7 +82,7 @@ class FolderCold:
                 file.seek(offset)
                 return file.read(length) or b""
         except FileNotFoundError as wrong:
-            raise ColdMissingError(f"{self.root / name} is not there") from wrong
+            raise self._missing(name) from wrong
         except OSError as wrong:
             raise ColdError(f"{self.root / name}: {wrong}") from wrong
 
@@ -91,9 +91,14 @@ class FolderCold:
         try:
             return (self.root / name).stat().st_size
         except FileNotFoundError as wrong:
-            raise ColdMissingError(f"{self.root / name} is not there") from wrong
+            raise self._missing(name) from wrong
         except OSError as wrong:
             raise ColdError(f"{self.root / name}: {wrong}") from wrong
+
+    def _missing(self, name: str) -> ColdError:
+        if not (self.root / TOPICS).is_dir():
+            return ColdError(f"{self.root} is empty: is its disk mounted?")
+        return ColdMissingError(f"{self.root / name} is not there")
 
     def delete(self, name: str) -> None:
         """Unlink a file."""
@@ -124,6 +129,8 @@ class ObjectCold:
         try:
             return function(name, *args)
         except FileNotFoundError as wrong:
+            if wrong.filename == self._store.url:  # the bucket itself
+                raise ColdError(str(wrong)) from wrong
             raise ColdMissingError(f"{self.url}/{name} is not there") from wrong
         except OSError as wrong:
             raise ColdError(str(wrong)) from wrong
