@@ -549,9 +549,11 @@ cdef void sealed_changed(const Regions *regions) noexcept nogil:
 
 cdef void segment_files_reset(Regions *regions) noexcept nogil:
     cdef uint64_t number, used = regions.segment_files[0].name
+    cdef uint64_t serial = regions.segment_files[0].serial    # goes on: who still holds a number of before must not take another file for it
     for number in range(1, used + 1):
         memset(&regions.segment_files[number], 0, sizeof(segment_file))
     memset(&regions.segment_files[0], 0, sizeof(segment_file))
+    regions.segment_files[0].serial = serial
     store_relaxed_64(&regions.control.segments, 0)
     store_relaxed_64(&regions.control.segments_bytes, 0)
 

@@ -158,7 +158,7 @@ class Upkeep:
 
     def make_anew(self, file: File, *, mend: bool = False) -> bool:
         """Copy what lives of a file into a new one and let its rows lead there. `mend`: its index or tags are damaged, the data is not."""
-        ranges = upkeep.ranges(self.shared, file.number)
+        ranges = upkeep.ranges(self.shared, file.number) if file.kind != COLD else []
         if not ranges or not upkeep.lives(self.shared, file.number, file.serial):
             return False
         try:

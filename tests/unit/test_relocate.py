@@ -31,6 +31,8 @@ from topicsd.lake.sources import DirectorySource
 from topicsd.relocate import Relocation, Thread
 from topicsd.segments.cold import ColdError, FolderCold, open_cold
 from topicsd.segments.fsck import fsck
+from topicsd.segments.scrub import look
+from topicsd.segments.verify import Verifier
 
 
 @pytest.fixture
@@ -323,6 +325,24 @@ def test_an_object_that_is_not_what_was_put_there_is_a_tombstone_and_readers_go_
     lost = [seq for begin, end, _reason in gaps for seq in range(begin, end + 1)]
     assert lost == list(range(1, 301)), "each once, in order"
     assert seqs == [record["$seq"] for record in whole][300:]
+
+
+def test_a_scrub_that_a_restart_interrupts_takes_no_file_for_another(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 400)
+    library.seal("t", 100)
+    keeper = library.upkeep(scrub_bytes_per_second=1 << 40)
+    before = [item for file in upkeep.listed(library.shared) for item in keeper._items(file)]
+    assert len(before) == 4 and all(item.cold is None for item in before)
+    move(library, cold)
+    for _ in range(3):
+        library.checkpoint()
+    assert len(hot_data(library)) == 1
+    library.kill()
+    for item in before:
+        problems, _read = look(Verifier(), item)
+        assert problems == []
+    assert [item.gone() for item in before[:3]] == [True] * 3
 
 
 # ---- a worker
