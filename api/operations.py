@@ -72,8 +72,8 @@ OPERATIONS = (
     Operation("GET", "/readyz", "readyz", "Whether requests are served", "Ready", errors=("shutting_down",)),
     Operation("GET", "/v0/metrics", "metrics", "What the server measures, as Prometheus text or JSON", "Metrics"),
     Operation("GET", "/v0/openapi.json", "openapi", "This document", "Anything"),
-    Operation("POST", f"{TOPIC}/seal", "seal", "Seal a topic's records into a segment", "Anything", "Anything", errors=("topic_not_found",),
-              may_be_empty=True),
+    Operation("POST", f"{TOPIC}/seal", "seal", "Seal a topic's records into a segment", "Anything", "Anything",
+              errors=("topic_not_found", "storage_read_only"), may_be_empty=True),
     Operation("POST", "/v0/admin/export", "export", "Export sealed segments to a folder of the server's machine", "Anything", "Anything"),
 )  # fmt: skip
 NUMBERS = {(operation.method, operation.path): number for number, operation in enumerate(OPERATIONS, start=1)}  # 0: any other path

@@ -7,7 +7,7 @@ from typing import Any
 
 import falcon.asgi
 
-from topicsd import limits
+from topicsd import errors, limits
 from topicsd._native import scan
 from topicsd.api import answers
 from topicsd.api.answers import performance
@@ -38,7 +38,7 @@ class Seal(Route):
 
 
 async def seal(context: Context, topic: str) -> dict[str, Any]:
-    """Ask the keeper and wait for it; how far the topic is sealed. Raises TopicNotFound."""
+    """Ask the keeper and wait for it; how far the topic is sealed. Raises TopicNotFound, StorageReadOnly when the disk has no room for segments."""
     command = {"op": "topic.seal", "topic": topic}
     body, _ = await context.calls.call(command)
     wanted, epoch, steady, last = body["head_seq"], body["epoch"], 0, -1
@@ -51,4 +51,6 @@ async def seal(context: Context, topic: str) -> dict[str, Any]:
         await asyncio.sleep(LOOK_S)
         body, _ = await context.calls.call(command | {"ask": steady % 10 == 9})
     done = body["sealed_seq"] >= wanted or body["earliest_seq"] > wanted
+    if not done and context.figures.get("seal_no_room"):
+        raise errors.StorageReadOnly("the disk has no room for a segment: delete records or topics, or give it more room")
     return {"topic": topic, "sealed": done, **{name: body[name] for name in ("sealed_seq", "head_seq", "epoch")}}

@@ -17,7 +17,8 @@ from typing import Any
 
 import structlog
 
-from topicsd import limits
+from topicsd import limits, snapshot
+from topicsd._native import log_walk
 from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
@@ -25,7 +26,7 @@ from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
 from topicsd.segments.cold import ColdError, open_cold
-from topicsd.segments.sealing import Policy, Rounds, Row
+from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row, free_bytes
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
 
@@ -139,13 +140,14 @@ class Keeper:
     def __init__(self, shared: Shared, settings: Settings, line: Line, figures: Figures) -> None:
         self.shared = shared
         self.line = line
-        self.settings = settings
+        self.settings, self.figures = settings, figures
         self.sealer = Sealer(shared, settings.data_dir)
         sealing = (settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
         policy = Policy(*sealing, log_bytes_max=limits.LOG_HELD_BYTES_MAX if any(sealing) else 0)
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
         self.rounds.pace = self._pace
+        self.rounds.room = lambda: free_bytes(str(settings.data_dir)) - snapshot.missing_reserve(settings.data_dir)
         self.cpus = Cpus()
         self.flood = Flood(shared)
         self.upkeep = Upkeep(
@@ -166,7 +168,7 @@ class Keeper:
         self.flood.is_on()
         if time.monotonic() >= self.round_at_s:
             started_s = time.monotonic()
-            done = self.rounds.round(time.time_ns() // 1_000_000)
+            done = self._round(time.time_ns() // 1_000_000)
             took_s = time.monotonic() - started_s
             self.round_at_s = time.monotonic() + max(ROUND_S_MIN, took_s * ROUND_SHARE if not done.segments else 0)
             if done.segments:
@@ -174,13 +176,40 @@ class Keeper:
             for what in done.failed:
                 log.error("not sealed", what=what)
                 self.upkeep.damage.log_is_suspect = True
+            self._tell_room(done)
         if self.relocation is not None:
             self.relocation.step(time.monotonic_ns() // 1_000_000)
         self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
+    def _round(self, now_ms: int) -> Done:
+        """Seal what is due; when the log has no room, what holds its oldest files first, whatever its age."""
+        behind = self._behind_files()
+        done = self.rounds.make_room(behind, now_ms) if behind else Done()
+        return done if done.segments or done.no_room else self.rounds.round(now_ms)
+
+    def _behind_files(self) -> list[int]:
+        """How far the end of each file of a full log is behind the log's end, the oldest first; [] while there is room."""
+        found: list[int] = []
+        if not self.rounds.policy.log_bytes_max:
+            return found  # nothing is to be sealed
+        for folder in sorted((self.settings.data_dir / "log").glob("shard-[0-9][0-9]")):
+            line = self.shared.shard(int(folder.name[-2:]))
+            if int(str(line["read_only"])) in NO_ROOM:
+                written = int(str(line["written"]))
+                ends = [file.first_position for file in log_walk.list_files(os.fsencode(folder))[1:]]
+                found += [written - end for end in ends if end < written]
+        return sorted(found, reverse=True)
+
+    def _tell_room(self, done: Done) -> None:
+        if bool(done.no_room) != bool(self.figures.get("seal_no_room")):
+            log.warning("no room to seal" if done.no_room else "there is room to seal again")
+        self.figures.set("seal_no_room", int(bool(done.no_room)))
+
     def _seal_wanted(self) -> None:
         for slot, topic_id in self.line.call({"op": "segment.wanted"})["topics"]:
+            self.rounds.done.no_room = 0
             self.rounds.seal_all(slot, topic_id)
+            self._tell_room(self.rounds.done)
 
     def _pace(self, took_s: float, behind: int) -> None:
         """Rest while CPUs are short or the log is flooded, but not while the backlog is too long; seal what somebody asked for meanwhile."""

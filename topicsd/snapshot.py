@@ -167,6 +167,16 @@ def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
         raise
 
 
+def missing_reserve(data_dir: Path) -> int:
+    """Return how many bytes must stay free for the next snapshot: none while they are set aside."""
+    if reserve_path(data_dir).exists():
+        return 0
+    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
+        sizes = [path_of(data_dir, number).stat().st_size for number in numbers(data_dir)]
+        return max(sizes) + RESERVE_BYTES_MIN if sizes else 0
+    return RESERVE_BYTES_MIN
+
+
 def read(path: Path) -> Snapshot:
     """Read and verify a snapshot. Raises SnapshotError, NewerSnapshotError, OSError."""
     raw = _whole(path)

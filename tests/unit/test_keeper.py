@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from topicsd import keeper
+from topicsd import errors, keeper
+from topicsd.api import sealing
+from topicsd.figures import Figures
 from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, FLOOD_BYTES_PER_S, LOOK_S, PACE, Flood, Keeper, Line
+from topicsd.segments.sealing import Done, Policy
 
 
 def a_line() -> Line:
@@ -95,3 +101,55 @@ def test_what_may_wait_in_a_flood_follows_the_disk_and_the_memory(monkeypatch: p
         monkeypatch.setattr(keeper.os, "statvfs", lambda _path, free=free: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096))
         pages["SC_PHYS_PAGES"] = memory_pages
         assert house._patience_bytes() == may_wait
+
+
+def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_age(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "log" / "shard-00"
+    folder.mkdir(parents=True)
+    for first in (0, 1000, 3000):
+        (folder / f"{first:020d}.log").write_bytes(bytes(8))
+    line, asked = {"read_only": 0, "written": 3500}, list[Any]()
+    one = Keeper.__new__(Keeper)
+    one.settings = SimpleNamespace(data_dir=tmp_path)  # type: ignore[assignment]
+    one.shared = SimpleNamespace(shard=lambda _number: line)  # type: ignore[assignment]
+    made = Done(segments=1)
+    one.rounds = SimpleNamespace(  # type: ignore[assignment]
+        policy=Policy(log_bytes_max=1 << 30),
+        make_room=lambda behind, _now: asked.append(behind) or made,
+        round=lambda _now: asked.append("all") or Done(),
+    )
+    one._round(0)
+    assert asked.pop() == "all" and not asked
+    line["read_only"] = errno.EIO
+    one._round(0)
+    assert asked.pop() == "all" and not asked, "another failure than a full disk"
+    line["read_only"] = errno.ENOSPC
+    one._round(0)
+    assert asked == [[2500, 500]], "the first file ends 2500 bytes behind the log's end; the one that is written holds nobody up"
+    made.segments = 0
+    one._round(0)
+    assert asked[2:] == ["all"], "nothing holds them: what is due by its size or age"
+    one.rounds.policy = Policy(0, 0, 0)
+    one._round(0)
+    assert asked[3:] == ["all"], "sealing is off"
+
+
+def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures, slept = Figures(), list[float]()
+
+    async def call(_command: Any) -> tuple[dict[str, int], None]:
+        return {"sealed_seq": 3, "head_seq": 9, "earliest_seq": 1, "epoch": 1}, None
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    context: Any = SimpleNamespace(figures=figures, calls=SimpleNamespace(call=call))
+    assert asyncio.run(sealing.seal(context, "t"))["sealed"] is False
+    one = Keeper.__new__(Keeper)
+    one.figures = figures
+    one._tell_room(Done(no_room=1))
+    with pytest.raises(errors.StorageReadOnly, match="no room"):
+        asyncio.run(sealing.seal(context, "t"))
+    one._tell_room(Done())
+    assert asyncio.run(sealing.seal(context, "t"))["sealed"] is False

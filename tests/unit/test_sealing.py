@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 import pytest
 
 from fakes.clock import FakeClock
+from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
+from topicsd._native import log_walk
+from topicsd.segments.sealing import PIECE_BYTES_MIN
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -437,3 +443,45 @@ def test_floors_of_sealed_records_hold_whatever_is_raised_or_set_back(tmp_path: 
             assert state["earliest"] == before[name][1]["earliest"] and state["count"] == before[name][1]["count"]
     assert library.append("ttl", [{"data": "new"}])["first_seq"] > 230
     library.close()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_full_disk_is_freed_file_by_file_in_pieces_that_it_has_room_for(tmp_path: Path, clock: FakeClock, pack: bool) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
+    for n in range(40):
+        library.append("held", [{"data": f"{n:04d}" + "x" * 500} for _ in range(4)])
+        library.append("gone", [{"data": "y" * 5000} for _ in range(4)])
+    library.drop("gone")
+    library.sequencer.sync()
+    before, had = library.diff("held", limit=1000)["records"], library.log_files()
+    assert had > 3
+    rounds = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30, pack_below_bytes=MIB if pack else 0)
+    rounds.room = lambda: 1 << 40  # another process takes it before we do
+
+    files.space = files.used()
+    done = rounds.make_room(behind(library), clock.wall_ms())
+    assert (done.segments, done.no_room, done.failed, rounds.skipped) == (0, 1, [], set())
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert library.diff("held", limit=1000)["records"] == before
+
+    rounds.room = lambda: PIECE_BYTES_MIN - 1
+    assert rounds.make_room(behind(library), clock.wall_ms()).no_room == 1, "what a snapshot needs stays free"
+    rounds.room = lambda: 1 << 40
+    files.space += 80 << 10  # less than what is held
+    done = rounds.make_room(behind(library), clock.wall_ms())
+    assert done.segments and done.records < len(before)
+    files.space = None
+    for _ in range(3):
+        library.checkpoint()
+    assert library.log_files() < had
+    for _ in range(2):
+        assert library.diff("held", limit=1000)["records"] == before
+        library.kill()
+    library.close()
+
+
+def behind(library: Library) -> list[int]:
+    written = int(str(library.shared.shard(0)["written"]))
+    ends = [file.first_position for file in log_walk.list_files(os.fsencode(Path(os.fsdecode(library.directory)) / "log" / "shard-00"))[1:]]
+    return [written - end for end in ends if end < written]

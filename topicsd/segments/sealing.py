@@ -5,9 +5,11 @@ Much of one topic becomes a segment with files of its own, little of many topics
 
 from __future__ import annotations
 
+import errno
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from topicsd._native.sealer import Sealer
@@ -18,6 +20,9 @@ MIB = 1 << 20
 Row = tuple[int, int, bytes]  # slot, topic id, struct segment_body
 Publish = Callable[[list[Row]], list[str]]
 
+ROOM_SHARE = 4  # a piece of a tail takes at most this part of what the disk has free,
+PIECE_BYTES_MIN = 64 << 10  # and is tried down to this size: less is not worth three files
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 RECORD_WEIGHT = 256  # bytes of log: the index of so much is a tenth of it (24 B a record)
 
 
@@ -29,6 +34,7 @@ class Policy:
     bytes_max: int = 64 * MIB
     age_ms_max: int = 3_600_000
     log_bytes_max: int = 0  # written to the shard behind a tail's first record: an old tail holds all of that
+    only_behind: bool = False  # that alone counts
     pack_below_bytes: int = MIB  # a smaller tail goes into a pack
     pack_bytes_max: int = 64 * MIB
     pack_rows_max: int = 16_384
@@ -44,11 +50,18 @@ class Done:
     packs: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # topics whose log is not what it should be
+    no_room: int = 0  # tails, or packs of them, of which not even a small piece found room
 
 
 def weight(records: int, size: int) -> int:
     """Return what a tail counts for in a backlog: its bytes, and at least what its index takes of memory, seen as log."""
     return max(size, records * RECORD_WEIGHT)
+
+
+def free_bytes(path: str) -> int:
+    """Return what the disk has free for who is not root."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 class Rounds:
@@ -63,6 +76,7 @@ class Rounds:
         self.done = Done()
         self.skipped: set[tuple[int, int]] = set()  # their log is damaged: until the next start they are left where they are
         self.alive: Callable[[], bool] = lambda: True
+        self.room: Callable[[], int] = lambda: free_bytes(data_dir)  # of the disk
         # Called between two segments of a round: seconds that the last one took, bytes that are due still. It may wait, or seal what is asked for.
         self.pace: Callable[[float, int], None] = lambda _took_s, _behind: None
 
@@ -79,12 +93,25 @@ class Rounds:
         self.pack_number += 1
         return self.pack_number
 
+    def make_room(self, behind: list[int], now_ms: int) -> Done:
+        """Seal what holds the oldest file of a full log, or the next one if nothing does. behind: from a file's end to the log's, oldest first."""
+        usual, done = self.policy, Done()
+        try:
+            for bytes_behind in behind:
+                self.policy = replace(usual, only_behind=True, log_bytes_max=bytes_behind)
+                done = self.round(now_ms)
+                if done.segments or done.no_room:
+                    break
+        finally:
+            self.policy = usual
+        return done
+
     def round(self, now_ms: int) -> Done:
         """Seal everything that is due now."""
         self.done = Done()
         policy, slot, small = self.policy, 0, []
         while self.alive():
-            after, due = self.sealer.due(slot, 4096, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms, policy.log_bytes_max)
+            after, due = self._due(slot, 4096, now_ms)
             behind = sum(weight(records, size) for _slot, _topic_id, records, size in due)
             for found, topic_id, records, size in due:
                 behind -= weight(records, size)
@@ -102,15 +129,19 @@ class Rounds:
             slot = after
         return self.done
 
+    def _due(self, slot: int, slots: int, now_ms: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+        policy = self.policy
+        sizes = (0, 0, 0) if policy.only_behind else (policy.events_max, policy.bytes_max, policy.age_ms_max)
+        return self.sealer.due(slot, slots, *sizes, now_ms, policy.log_bytes_max)
+
     def seal(self, slot: int, topic_id: int, now_ms: int, behind: int = 0) -> None:
         """Seal a topic's tail in segments with files of their own, as long as it is due. behind: bytes due in other topics."""
-        policy = self.policy
         while self.alive():
             started_s = time.monotonic()
             body = self._one(slot, topic_id)
             if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
                 return
-            _after, due = self.sealer.due(slot, 1, policy.events_max, policy.bytes_max, policy.age_ms_max, now_ms, policy.log_bytes_max)
+            _after, due = self._due(slot, 1, now_ms)
             self.pace(time.monotonic() - started_s, behind + sum(weight(records, size) for _slot, _topic_id, records, size in due))
             if not due:
                 return
@@ -123,44 +154,76 @@ class Rounds:
                 return
 
     def _pack(self, small: list[tuple[int, int]]) -> None:
-        policy, at = self.policy, 0
+        at = 0
         while at < len(small) and self.alive():
-            number = self.next_pack()
             rows: list[Row] = []
-            begun = False
-            slot = topic_id = 0
-            try:
-                self.sealer.begin_pack(number)
-                begun = True
-                while at < len(small) and len(rows) < policy.pack_rows_max and self.sealer.pack_bytes() < policy.pack_bytes_max:
-                    slot, topic_id = small[at]
-                    at += 1
-                    body = self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, policy.bytes_max or 1 << 40, True)
-                    if body is not None:
-                        rows.append((slot, topic_id, body))
-                if not any(body[40:44] != b"\0\0\0\0" for _slot, _id, body in rows):
-                    self.sealer.abort_pack()
-                else:
-                    size = self.sealer.finish_pack().to_bytes(8, "little")
-                    rows = [(slot, topic_id, body[:96] + size + body[104:]) for slot, topic_id, body in rows]  # file.bytes: the pack's
-                    self.done.packs += 1
-            except (OSError, SegmentError) as wrong:
-                self.done.failed.append(f"topic {topic_id}: {wrong}")
-                self.skipped.add((slot, topic_id))
-                if begun:
-                    self.sealer.abort_pack()
-                continue
-            for first in range(0, len(rows), policy.publish_rows_max):
-                self._publish(rows[first : first + policy.publish_rows_max])
+            for most in self._pieces(self.policy.pack_bytes_max):
+                after, rows, full = self._one_pack(small, at, most)
+                if not full:
+                    break
+            else:
+                self.done.no_room += 1
+                return
+            at = after
+            for first in range(0, len(rows), self.policy.publish_rows_max):
+                self._publish(rows[first : first + self.policy.publish_rows_max])
+
+    def _one_pack(self, small: list[tuple[int, int]], at: int, most: int) -> tuple[int, list[Row], bool]:
+        """Build a pack of about `most` bytes: where to go on, its rows, and whether it found no room (then nothing of it is there)."""
+        policy, number = self.policy, self.next_pack()
+        rows: list[Row] = []
+        begun = False
+        slot = topic_id = 0
+        try:
+            self.sealer.begin_pack(number)
+            begun = True
+            while at < len(small) and len(rows) < policy.pack_rows_max and self.sealer.pack_bytes() < most:
+                slot, topic_id = small[at]
+                at += 1
+                body = self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, min(policy.bytes_max or 1 << 40, most), True)
+                if body is not None:
+                    rows.append((slot, topic_id, body))
+            if not any(body[40:44] != b"\0\0\0\0" for _slot, _id, body in rows):
+                self.sealer.abort_pack()
+            else:
+                size = self.sealer.finish_pack().to_bytes(8, "little")
+                rows = [(slot, topic_id, body[:96] + size + body[104:]) for slot, topic_id, body in rows]  # file.bytes: the pack's
+                self.done.packs += 1
+        except (OSError, SegmentError) as wrong:
+            if begun:
+                self.sealer.abort_pack()
+            if isinstance(wrong, OSError) and wrong.errno in NO_ROOM:
+                return at, [], True
+            self._failed(slot, topic_id, wrong)
+            return at, [], False
+        return at, rows, False
 
     def _one(self, slot: int, topic_id: int) -> bytes | None:
         policy = self.policy
-        try:
-            return self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, policy.bytes_max or 1 << 40)
-        except (OSError, SegmentError) as wrong:
-            self.done.failed.append(f"topic {topic_id}: {wrong}")
-            self.skipped.add((slot, topic_id))
-            return None
+        for most in self._pieces(policy.bytes_max or 1 << 40):
+            try:
+                return self.sealer.seal(slot, topic_id, policy.events_max or 1 << 30, most)
+            except (OSError, SegmentError) as wrong:
+                if not isinstance(wrong, OSError) or wrong.errno not in NO_ROOM:
+                    self._failed(slot, topic_id, wrong)
+                    return None
+        self.done.no_room += 1
+        return None
+
+    def _pieces(self, most: int) -> Iterator[int]:
+        """How much to seal at a time: what the disk has room for, then less and less."""
+        room = self.room()
+        if room < PIECE_BYTES_MIN:
+            return
+        most = min(most, max(room // ROOM_SHARE, PIECE_BYTES_MIN))
+        yield most
+        while most > PIECE_BYTES_MIN:
+            most = max(most // 4, PIECE_BYTES_MIN)
+            yield most
+
+    def _failed(self, slot: int, topic_id: int, wrong: Exception) -> None:
+        self.done.failed.append(f"topic {topic_id}: {wrong}")
+        self.skipped.add((slot, topic_id))
 
     def _publish(self, rows: list[Row]) -> list[str]:
         codes = self.publish(rows)
