@@ -380,6 +380,46 @@ def test_an_audit_names_what_is_missing_doubled_and_different(lake: Lake) -> Non
     assert (day["missing"], day["doubled"], day["differing"], day["clean"]) == ([[5, 5]], [[10, 11]], [[7, 7]], False)
 
 
+def forge(lake: Lake, changes: dict[str, Any], seq: int = 7, *, add: bool = False) -> dict[str, Any]:
+    """The audit of a table in which one record has other values; add: beside itself."""
+    path = Path(table(lake).table().files()[0])
+    whole = parquet.read_table(path, partitioning=None)
+    kept = whole.to_pylist()
+    (one,) = (row for row in kept if row["seq"] == seq)
+    if add:
+        kept.append({**one, **changes})
+    else:
+        one.update(changes)
+    parquet.write_table(pyarrow.Table.from_pylist(kept, whole.schema), path)
+    (day,) = days(lake)
+    parquet.write_table(whole, path)
+    return day
+
+
+def test_an_audit_compares_each_column_and_names_those_that_differ(lake: Lake) -> None:
+    lake.write("a", records(1, 20))
+    lake.export()
+    drain(job(lake))
+    for changes in (
+        {"data": None}, {"tag": "other"}, {"tag": None}, {"node": "n"}, {"meta": [("k", "x")]}, {"meta": None},
+        {"ts": datetime.datetime(1970, 1, 1, 9, tzinfo=datetime.UTC)}, {"data": None, "tag": "other"},
+    ):  # fmt: skip
+        day = forge(lake, changes)
+        assert (day["clean"], day["differing"], sorted(day["columns"])) == (False, [[7, 7]], sorted(changes)), changes
+    assert days(lake)[0]["clean"]
+
+
+def test_an_audit_finds_records_that_the_source_never_had(lake: Lake) -> None:
+    lake.write("a", records(1, 20))
+    lake.export()
+    drain(job(lake))
+    for seq in (21, 99999, 0, -5):
+        day = forge(lake, {"seq": seq}, add=True)
+        assert (day["clean"], day["unknown"], day["gone"]) == (False, [[seq, seq]], 0)
+    day = forge(lake, {"seq": None}, add=True)
+    assert not day["clean"]
+
+
 def test_what_has_not_come_yet_is_missing(lake: Lake) -> None:
     lake.write("a", records(1, 5))
     lake.export()

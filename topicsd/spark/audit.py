@@ -21,7 +21,7 @@ from topicsd.spark.write import runs
 if TYPE_CHECKING:
     import pyarrow
 
-COLUMNS = ["topic", "seq", "ts", "data", "_kind", "seq_end", "_err"]
+COMPARED = ("data", "ts", "tag", "node", "meta")
 RANGES_TOLD = 20
 Key = tuple[str, str, str]  # topic, epoch, day
 
@@ -40,12 +40,14 @@ class Day:
     missing: list[list[int]] = field(default_factory=list)  # ranges of seqs that the source has and the lake has not
     doubled: list[list[int]] = field(default_factory=list)
     differing: list[list[int]] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)  # in which these differ
+    unknown: list[list[int]] = field(default_factory=list)  # ranges of the lake's that the source has never had
     gone: int = 0  # of the lake's: deleted, expired or evicted in the source since
 
     @property
     def clean(self) -> bool:
-        """Nothing is lost, doubled or different."""
-        return not (self.missing or self.doubled or self.differing)
+        """Nothing is lost, doubled, different or made up."""
+        return not (self.missing or self.doubled or self.differing or self.unknown)
 
     def line(self) -> dict[str, Any]:
         """As a line of JSON has it; of long lists the beginning."""
@@ -57,10 +59,11 @@ class Audit:
     """A table and its quarantine, beside a source. Raises what reading raises, TableError."""
 
     def __init__(self, table: Path | Lake, options: Options) -> None:
-        columns = ("topic", "seq", "ts", "data", "_kind", "seq_end", "_err")
+        columns = ("topic", "seq", *COMPARED, "_kind", "seq_end", "_err")
         self._options = replace(options, columns=columns, on_gap="row", on_corrupt="row", fail_on_loss=False)
-        self._lake = _Side(lake_of(table).table(), ["topic", "epoch", "seq", "data"])
-        self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", "data", "_kind", "seq_end", "_err"])
+        self._lake = _Side(lake_of(table).table(), ["topic", "epoch", "seq", *COMPARED])
+        self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", *COMPARED, "_kind", "seq_end", "_err"])
+        self._next: dict[tuple[str, str], int] = {}  # by topic and epoch: seqs from there on have never been
 
     def gaps(self) -> list[dict[str, Any]]:
         """The ranges that the quarantine names as lost or damaged."""
@@ -69,7 +72,7 @@ class Audit:
         out: list[dict[str, Any]] = []
         for key, day in self._bad.partitions():
             rows = self._bad.rows(key, day)
-            out += rows.filter(compute.not_equal(rows["_kind"], "bad")).drop_columns(["data"]).to_pylist()
+            out += rows.filter(compute.not_equal(rows["_kind"], "bad")).drop_columns(list(COMPARED)).to_pylist()
         return [{**row, "from": row.pop("seq"), "to": row.pop("seq_end"), "why": row.pop("_err")} for row in out]
 
     def days(self) -> Iterator[Day]:
@@ -91,6 +94,7 @@ class Audit:
 
         found = look(self._options)
         for name, topic in plan.chosen(found, self._options).items():
+            self._next[name, f"{topic.epoch:016x}"] = topic.next_seq
             if topic.next_seq <= topic.first_seq:
                 continue
             cut = (name, topic.epoch, topic.first_seq, topic.next_seq)
@@ -107,7 +111,7 @@ class Audit:
                         yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
                         parts = []
                     day = new_day
-                    parts.append(part.select(["seq", "data"]))
+                    parts.append(part.select(["seq", *COMPARED]))
             if parts:
                 yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
 
@@ -119,18 +123,25 @@ class Audit:
         key = topic_key(out.topic)
         sides = [side.of(key, out.day, out.topic, out.epoch) for side in (self._lake, self._bad)]
         bad = sides[1].filter(compute.equal(sides[1]["_kind"], "bad")) if sides[1].num_rows else sides[1]
-        lake = pyarrow.concat_tables([sides[0].select(["seq", "data"]), bad.select(["seq", "data"])])
+        lake = pyarrow.concat_tables([side.select(["seq", *COMPARED]) for side in (sides[0], bad)])
         out.source, out.lake, out.quarantined = source.num_rows, lake.num_rows, bad.num_rows
-        there, here = source["seq"].to_numpy(), lake["seq"].to_numpy()
+        there, here = source["seq"].to_numpy(), compute.fill_null(lake["seq"], 0).to_numpy()
         unique, first, counts = numpy.unique(here, return_index=True, return_counts=True)
         out.doubled = ranges_of(unique[counts > 1])
         out.missing = ranges_of(numpy.setdiff1d(there, unique))
         both, at_source, at_unique = numpy.intersect1d(there, unique, return_indices=True)
-        out.gone = len(unique) - len(both)
-        ours, theirs = lake["data"].take(first[at_unique]), source["data"].take(at_source)
-        out.hash = hashed(both, theirs)
-        if hashed(both, ours) != out.hash:
-            out.differing = ranges_of(both[compute.not_equal(ours, theirs).to_numpy()])
+        alone = numpy.setdiff1d(unique, both)
+        never = (alone < 1) | (alone >= self._next.get((out.topic, out.epoch), 2**63 - 1))
+        out.unknown, out.gone = ranges_of(alone[never]), int((~never).sum())
+        ours, theirs = lake.take(first[at_unique]), source.take(at_source)
+        out.hash = hashed(both, theirs["data"])
+        wrong = numpy.zeros(len(both), bool)
+        for name in COMPARED:
+            differs = differing(ours[name], theirs[name])
+            if differs.any():
+                out.columns.append(name)
+                wrong |= differs
+        out.differing = ranges_of(both[wrong])
         return out
 
 
@@ -163,6 +174,21 @@ class _Side:
 
         rows = self.rows(key, day)
         return rows.filter(compute.and_(compute.equal(rows["topic"], topic), compute.equal(rows["epoch"], epoch)))
+
+
+def differing(ours: Any, theirs: Any) -> Any:
+    """Where two columns of one length differ, as bools. A null equals a null alone."""
+    import numpy
+    import pyarrow
+    from pyarrow import compute
+
+    theirs = theirs.cast(ours.type)
+    if ours.equals(theirs):
+        return numpy.zeros(len(ours), bool)
+    if pyarrow.types.is_map(ours.type):  # no kernel compares them
+        return numpy.array([one != other for one, other in zip(ours.to_pylist(), theirs.to_pylist(), strict=True)], bool)
+    nulls = compute.not_equal(ours.is_null(), theirs.is_null())
+    return compute.or_(nulls, compute.fill_null(compute.not_equal(ours, theirs), False)).to_numpy()
 
 
 def ranges_of(seqs: Any) -> list[list[int]]:
