@@ -69,7 +69,7 @@ def test_batches_and_streams_are_written_to_topics_once(connected: Any, lake: La
         writer = source.writeStream.format("topicsd").option("url", url(server)).option("topic", "connect.stream")
         writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
     assert server.ask("GET", "/v0/topics/connect.stream")[1]["count"] == 300
-    frame = connected.range(50).selectExpr("to_json(named_struct('n', id)) AS data", "'t' AS tag")
+    frame = connected.range(50).selectExpr("to_json(named_struct('n', id)) AS data", "'t' AS tag").coalesce(1)
     for _ in range(2):
         writer = frame.write.format("topicsd").option("url", url(server)).option("topic", "connect.batch").option("writeId", "once")
         writer.mode("append").save()

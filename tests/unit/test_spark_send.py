@@ -4,7 +4,9 @@ import contextlib
 import datetime
 import decimal
 import json
+import math
 import random
+import struct
 from collections import Counter
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from topicsd.lake.server import NotFoundError
 from topicsd.spark import options
-from topicsd.spark.rows import check_names, rows
+from topicsd.spark.rows import check_names, of_one_task, rows
 from topicsd.spark.send import Row, Sender, SinkError, body
 
 
@@ -121,6 +123,37 @@ def test_a_query_that_gives_other_rows_each_time_is_told() -> None:
         attempt(server, [("a", (b"2", None, None, None)), ("a", (b"3", None, None, None))], 9)
 
 
+@pytest.mark.parametrize("size", [2, 5, 100])
+@pytest.mark.parametrize("kept", [range(5, 15), range(9, 19), range(20, 30), range(1, 40), range(0)])
+def test_a_task_that_does_not_have_all_rows_of_an_earlier_try_writes_none_of_its_own(kept: range, size: int) -> None:
+    server = FakeServer()
+    attempt(server, numbered(range(10)), size)
+    with contextlib.suppress(SinkError) if not kept else pytest.raises(SinkError, match="that this one does not have"):
+        attempt(server, numbered(kept), size)
+    assert there(server) == wanted(numbered(range(10)))
+
+
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_rows_that_came_besides_are_written_once(size: int) -> None:
+    server = FakeServer()
+    attempt(server, numbered(range(10)), size)
+    attempt(server, numbered(range(30)), size)
+    attempt(server, numbered(range(-20, 30)), size)
+    assert there(server) == wanted(numbered(range(-20, 30)))
+
+
+def numbered(numbers: range) -> list[tuple[str, Row]]:
+    return [("a", (b"%d" % n, None, None, None)) for n in numbers]
+
+
+def test_a_write_with_an_id_has_rows_in_its_first_partition_alone() -> None:
+    batch, empty = pyarrow.record_batch({"data": ["1"]}), pyarrow.record_batch({"data": pyarrow.array([], pyarrow.string())})
+    assert list(of_one_task(iter([batch, batch]), 0, "w")) == [batch, batch]
+    assert list(of_one_task(iter([empty]), 3, "w")) == [empty]
+    with pytest.raises(SinkError, match=r"partition 3 has rows: write frame.coalesce\(1\) under writeId=w"):
+        list(of_one_task(iter([empty, batch]), 3, "w"))
+
+
 def test_a_topic_that_forgets_keys_too_early_is_refused_and_a_new_one_gets_the_window() -> None:
     server = FakeServer(window_ms=1000)
     sender = Sender(server, "k", window_ms=5000)  # type: ignore[arg-type]
@@ -183,6 +216,42 @@ def test_structs_maps_and_lists_become_json() -> None:
     assert nothing == "null" and json.loads(text)
     with pytest.raises(SinkError, match="column data, row 2: nan has no JSON"):
         data_of([1.0], [float("nan")], kind=pyarrow.list_(pyarrow.float64()))
+
+
+def test_single_floats_are_as_short_as_they_are() -> None:
+    assert data_of(1.1, 1e30, None, kind=pyarrow.float32()) == ["1.1", "1e+30", "null"]
+    with pytest.raises(SinkError, match="column data, row 2: nan has no JSON"):
+        data_of(1.0, float("nan"), kind=pyarrow.float32())
+
+
+def test_a_time_that_python_does_not_have_is_named_by_column_and_row() -> None:
+    with pytest.raises(SinkError, match="column data, row 2: "):
+        data_of(0, 253402300800000000, kind=pyarrow.timestamp("us", "UTC"))
+
+
+def test_variants_become_json_wherever_they_are() -> None:
+    types = pytest.importorskip("pyspark.sql.types")
+    variant = pyarrow.struct([pyarrow.field("value", pyarrow.binary()), pyarrow.field("metadata", pyarrow.binary(), metadata={"variant": "true"})])
+
+    def made(text: str) -> dict[str, bytes]:
+        one = types.VariantVal.parseJson(text)
+        return {"value": one.value, "metadata": one.metadata}
+
+    one = made('{"a":[1,"NaN"]}')
+    text = '{"a":[1,"NaN"]}'
+    assert data_of(one, None, kind=variant) == [text, "null"]
+    assert data_of({"id": 1, "v": one}, kind=pyarrow.struct([("id", pyarrow.int64()), ("v", variant)])) == [f'{{"id":1,"v":{text}}}']
+    assert data_of([one, None], kind=pyarrow.list_(variant)) == [f"[{text},null]"]
+    assert data_of([("k", one)], kind=pyarrow.map_(pyarrow.string(), variant)) == [f'{{"k":{text}}}']
+    nan = {"value": bytes([7 << 2]) + struct.pack("<d", math.nan), "metadata": one["metadata"]}  # of a double: the header, eight bytes
+    with pytest.raises(SinkError, match=r"column data, row 2: .*no JSON"):
+        data_of(one, nan, kind=variant)
+
+
+@pytest.mark.parametrize("name", ["tag", "node", "topic"])
+def test_a_column_of_text_that_is_none_is_named(name: str) -> None:
+    with pytest.raises(SinkError, match=f"column {name} is text, not int64"):
+        list(rows(pyarrow.record_batch({"data": ["1"], name: [1]}), None if name == "topic" else "t", 1))
 
 
 def test_tags_nodes_metas_and_topics_come_from_columns() -> None:

@@ -14,12 +14,8 @@ from topicsd.spark.tables import TableError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TASKS = 8  # fixed: a task's key is made of its number
 
-
-def frame(
-    spark: SparkSession, table: Path | Lake, *, topics: Sequence[str] | None, since: int | None, until: int | None, to: str, tasks: int = TASKS
-) -> DataFrame:
+def frame(spark: SparkSession, table: Path | Lake, *, topics: Sequence[str] | None, since: int | None, until: int | None, to: str) -> DataFrame:
     """The records of a table as the sink takes them, each topic's in the order of epochs and seqs. `to`: a topic, or a prefix with * at its end."""
     from pyspark.sql import functions
 
@@ -37,7 +33,7 @@ def frame(
         rows = rows.where(functions.unix_millis("ts") >= since)
     if until is not None:
         rows = rows.where(functions.unix_millis("ts") < until)
-    ordered = rows.repartition(tasks, "topic").sortWithinPartitions("topic", "epoch", "seq")
+    ordered = rows.repartition(1).sortWithinPartitions("topic", "epoch", "seq")
     target = functions.concat(functions.lit(to[:-1]), functions.col("topic")) if to.endswith("*") else functions.lit(to)
     return ordered.select(target.alias("topic"), "data", "tag", "node", "meta")
 

@@ -38,6 +38,10 @@ def rows(batch: pyarrow.RecordBatch, topic: str | None, first: int) -> Iterator[
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     datas = _texts(columns["data"], first)
     empty = pyarrow.nulls(batch.num_rows).to_pylist()
+    for name in ("tag", "node", "topic"):
+        kind = columns[name].type if name in columns else pyarrow.null()
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_null(kind)):
+            raise SinkError(f"column {name} is text, not {kind}: cast it")
     tags, nodes, topics = (columns[name].to_pylist() if name in columns else empty for name in ("tag", "node", "topic"))
     metas = _metas(columns["meta"], first) if "meta" in columns else empty
     for number, (data, tag, node, meta, own) in enumerate(zip(datas, tags, nodes, metas, topics, strict=True)):
@@ -45,6 +49,20 @@ def rows(batch: pyarrow.RecordBatch, topic: str | None, first: int) -> Iterator[
         if not name:
             raise SinkError(f"column topic, row {first + number}: it is null or empty")
         yield name, (data, tag, node, meta)
+
+
+def of_one_task(batches: Iterator[pyarrow.RecordBatch], partition: int, write_id: str) -> Iterator[pyarrow.RecordBatch]:
+    """The batches of the only task that may write under a write id. Raises SinkError where another partition has rows.
+
+    A task's keys are its own, and no task knows how many there are: were the rows cut another way the next time, some would go out again.
+    """
+    for batch in batches:
+        if partition and batch.num_rows:
+            raise SinkError(
+                f"a write with a writeId has one partition, and partition {partition} has rows: write frame.coalesce(1) under writeId={write_id}; "
+                "what partition 0 has written is not written again"
+            )
+        yield batch
 
 
 def _metas(column: pyarrow.Array, first: int) -> list[tuple[tuple[str, str], ...] | None]:
@@ -65,17 +83,13 @@ def _texts(column: pyarrow.Array, first: int) -> list[bytes]:
     kind = column.type
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         return _checked(column.cast(pyarrow.string()), first)
-    if pyarrow.types.is_struct(kind) and any((kind.field(n).metadata or {}).get(b"variant") == b"true" for n in range(kind.num_fields)):
-        from pyspark.sql.types import VariantVal
-
-        return [b"null" if row is None else VariantVal(row["value"], row["metadata"]).toJson().encode() for row in column.to_pylist()]
     convert = _converter(kind)
     out = []
-    for number, value in enumerate(column.to_pylist()):
+    for number, value in enumerate(column):
         try:
-            out.append(convert(value).encode())
-        except ValueError as wrong:
-            raise SinkError(f"column data, row {first + number}: {wrong}") from None
+            out.append(convert(value.as_py()).encode())
+        except (ArithmeticError, LookupError, TypeError, ValueError) as wrong:  # years past 9999 are an OverflowError
+            raise SinkError(f"column data, row {first + number}: {str(wrong) or type(wrong).__name__}") from None
     return out
 
 
@@ -100,6 +114,8 @@ def _converter(kind: pyarrow.DataType) -> Callable[[Any], str]:
 
     types = pyarrow.types
     if types.is_struct(kind):
+        if any((kind.field(n).metadata or {}).get(b"variant") == b"true" for n in range(kind.num_fields)):
+            return _or_null(_variant)
         inner = [(kind.field(n).name, _string(kind.field(n).name), _converter(kind.field(n).type)) for n in range(kind.num_fields)]
         return _or_null(lambda value: "{" + ",".join(f"{text}:{convert(value[name])}" for name, text, convert in inner) + "}")
     if types.is_map(kind):
@@ -108,7 +124,31 @@ def _converter(kind: pyarrow.DataType) -> Callable[[Any], str]:
     if types.is_list(kind) or types.is_large_list(kind):
         convert = _converter(kind.value_type)
         return _or_null(lambda value: "[" + ",".join(map(convert, value)) + "]")
+    if types.is_float32(kind):
+        return _or_null(_short)
     return _or_null(_plain)
+
+
+def _variant(value: dict[str, bytes]) -> str:
+    from pyspark.sql.types import VariantVal
+
+    text = str(VariantVal(value["value"], value["metadata"]).toJson())
+    if "nan" in text.lower() or "inf" in text.lower():  # as numbers, or in a string
+        try:
+            json.loads(text, parse_constant=_no_json)
+        except ValueError:
+            raise ValueError("a number of the VARIANT has no JSON: it is not finite") from None
+    return text
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(name)
+
+
+def _short(value: float) -> str:
+    import numpy
+
+    return str(numpy.float32(value)) if math.isfinite(value) else _plain(value)
 
 
 def _or_null(convert: Callable[[Any], str]) -> Callable[[Any], str]:

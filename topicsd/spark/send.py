@@ -4,7 +4,8 @@ Rows of a topic go in chunks 1, 2, 3, …, each under a key made of the task's a
 some k, and what it wrote under each is fixed: its first body. A task that is tried again meets the same keys. Where the server says that the body was
 another one (`body_differs`: the rows came in another order), the rows that it wrote are read back: those that are in this chunk are done, the
 others will come later in this task and are passed over then, and what of this chunk was not written goes into a later one. So in the end the
-chunks together are exactly the task's rows.
+chunks together are exactly the task's rows. While rows of an earlier chunk are still to come, no later one is sent: a task that turns out to have
+other rows is refused before it writes one of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from topicsd.lake.server import NotFoundError, Server
 Row = tuple[bytes, str | None, str | None, tuple[tuple[str, str], ...] | None]  # data as JSON text, tag, node, meta
 KEY_CHARS_MAX = 256
 FRAME_BYTES = 40
+HELD_BYTES_MAX = 128 << 20  # of a topic's rows that wait for those of an earlier try; past it they go on, and what is wrong is told at the end
 
 
 class SinkError(Exception):
@@ -42,6 +44,7 @@ class _Target:
     size: int = 0
     rows: list[Row] = field(default_factory=list)
     written: Counter[Row] = field(default_factory=Counter)  # by an earlier try, and still to come in this one
+    due: int = 0  # how many these are
 
 
 def same(row: Row) -> Row:
@@ -86,51 +89,59 @@ class Sender:
             target = self._targets[topic] = _Target()
         self.sent.records += 1
         size = len(row[0]) + FRAME_BYTES
-        if target.rows and target.size + size > self._bytes:
+        if target.rows and target.size + size > self._bytes and not _held(target):
             self._send(topic, target)
-        if target.written:  # behind the sending, which may have found this very row
+        if target.due:  # behind the sending, which may have found this very row
             known = same(row)
             if target.written[known] > 0:
                 target.written[known] -= 1
+                target.due -= 1
                 return
         target.rows.append(row)
         target.size += size
-        if len(target.rows) >= self._records:
+        if len(target.rows) >= self._records and not _held(target):
             self._send(topic, target)
 
     def finish(self) -> Sent:
         """Write what is left. Rows of an earlier try that this one does not have are told as an error: the query's input is not stable."""
         for topic, target in self._targets.items():
+            _check(topic, target)
+        for topic, target in self._targets.items():
             while target.rows:
                 self._send(topic, target)
-            extra = sum(target.written.values())
-            if extra:
-                raise SinkError(
-                    f"topic {topic}: an earlier try of this task wrote {extra} records that this one does not have: "
-                    "the query gives other rows each time"
-                )
+                _check(topic, target)
         return self.sent
 
     def _send(self, topic: str, target: _Target) -> None:
-        rows, target.rows, target.size = target.rows, [], 0
+        rows = target.rows
+        chunk = self._chunk(rows)
         target.number += 1
-        answer = self._server.append(topic, body(f"{self._key}:{target.number}", rows, self._window_ms))
+        answer = self._server.append(topic, body(f"{self._key}:{target.number}", chunk, self._window_ms))
         self.sent.requests += 1
-        if not answer["deduped"]:
-            return
-        self.sent.deduped += 1
-        if not answer.get("body_differs"):
-            return
-        self.sent.reordered += 1
-        there = self._written(topic, answer)
-        for row in rows:
-            known = same(row)
-            if there[known] > 0:
-                there[known] -= 1
-            else:
-                target.rows.append(row)
+        self.sent.deduped += bool(answer["deduped"])
+        if answer["deduped"] and answer.get("body_differs"):
+            self.sent.reordered += 1
+            there = self._written(topic, answer)
+            target.rows = []
+            for row in rows:  # those that waited as well
+                known = same(row)
+                if there[known] > 0:
+                    there[known] -= 1
+                else:
+                    target.rows.append(row)
+            target.written.update(+there)  # they come later in this task
+            target.due += (+there).total()
+        else:
+            target.rows = rows[len(chunk) :]
         target.size = sum(len(row[0]) + FRAME_BYTES for row in target.rows)
-        target.written.update(+there)  # they come later in this task
+
+    def _chunk(self, rows: list[Row]) -> list[Row]:
+        size = 0
+        for number, row in enumerate(rows[: self._records]):
+            size += len(row[0]) + FRAME_BYTES
+            if number and size > self._bytes:
+                return rows[:number]
+        return rows[: self._records]
 
     def _written(self, topic: str, answer: dict[str, Any]) -> Counter[Row]:
         """The rows of first_seq .. last_seq. Raises SinkError when one of them is gone: then nobody can tell what is still to be written."""
@@ -153,6 +164,18 @@ class Sender:
                 "and some of them are gone"
             )
         return found
+
+
+def _held(target: _Target) -> bool:
+    return target.due > 0 and target.size < HELD_BYTES_MAX
+
+
+def _check(topic: str, target: _Target) -> None:
+    if target.due:
+        raise SinkError(
+            f"topic {topic}: an earlier try of this task wrote {target.due} records that this one does not have: "
+            "the query gives other rows each time, or its rows are in other partitions than they were"
+        )
 
 
 def _count(found: Counter[Row], batch: Any) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from topicsd.lake.server import Server
 from topicsd.spark.options import SinkOptions
-from topicsd.spark.rows import check_names, rows
+from topicsd.spark.rows import check_names, of_one_task, rows
 from topicsd.spark.send import Sender, Sent, SinkError, check_window
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _tell(what: str, messages: Sequence[Any]) -> None:
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """`df.write.format("topicsd")`. Two writes have different keys unless both have the same writeId."""
+    """`df.write.format("topicsd")`. Two writes have different keys unless both have the same writeId; such a write has one task."""
 
     def __init__(self, options: SinkOptions, schema: Any, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -69,6 +69,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         """Write a partition. Raises SinkError, ServerError."""
         task: Any = TaskContext.get()
+        if self.options.write_id:
+            iterator = of_one_task(iterator, task.partitionId(), self.write_id)
         inside = [value for value in (task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)) if value]
         return self.send(":".join([*inside, self.write_id, str(task.partitionId())]), iterator)
 
@@ -78,7 +80,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[Any]) -> None:
         """Leave what was written: a topic can not take it back."""
-        _tell(f"write {self.write_id} failed; the same frame with the option writeId={self.write_id} goes on with it", messages)
+        _tell(f"write {self.write_id} failed; what it wrote stays", messages)
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
