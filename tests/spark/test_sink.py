@@ -65,6 +65,21 @@ def test_a_write_that_is_repeated_under_its_id_writes_nothing_twice(spark: Any, 
     assert [record["data"] for record in read(server, "again")] == list(range(100))
 
 
+def test_a_write_with_an_id_that_is_cut_another_way_is_refused_and_writes_nothing_twice(spark: Any, server: Server) -> None:
+    frame = spark.range(100).selectExpr("cast(id as string) as data").repartition(3)
+    writes = {parts: frame.coalesce(parts).write.format("topicsd").options(url=url(server), topic="cut", writeId="load 2") for parts in (3, 2, 1)}
+    for parts in (3, 2):
+        with pytest.raises(Exception, match=r"a write with a writeId has one partition"):
+            writes[parts].mode("append").save()
+    for _ in range(2):
+        writes[1].mode("append").save()
+        assert sorted(record["data"] for record in read(server, "cut")) == list(range(100))
+    other = spark.range(50, 150).selectExpr("cast(id as string) as data").coalesce(1)
+    with pytest.raises(Exception, match="that this one does not have"):
+        other.write.format("topicsd").options(url=url(server), topic="cut", writeId="load 2").mode("append").save()
+    assert sorted(record["data"] for record in read(server, "cut")) == list(range(100))
+
+
 def test_a_batch_of_a_stream_that_is_replayed_writes_nothing_twice_even_in_another_order(spark: Any, server: Server, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
 
