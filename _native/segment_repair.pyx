@@ -13,8 +13,8 @@ from topicsd._native.maps cimport guarded_call
 from topicsd._native.segment cimport (
     SEGMENT_BAD_FRAME, SEGMENT_BAD_INDEX, SEGMENT_BAD_TAGS, SEGMENT_BLOCK_ENTRIES, SEGMENT_DELETED, SEGMENT_FLAG_FROM_END,
     SEGMENT_FRAME_GAP, SEGMENT_FRAME_RECORD, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_MAGIC_DATA, SEGMENT_MAGIC_INDEX, SEGMENT_MAGIC_TAGS,
-    SEGMENT_MISMATCH, SEGMENT_NEWER, SEGMENT_NOT_ONE, SEGMENT_OK, Segment, SegmentPart, segment_frame, segment_frame_check, segment_gap,
-    segment_header, segment_header_check, segment_tags_check,
+    SEGMENT_MISMATCH, SEGMENT_NEWER, SEGMENT_NOT_ONE, SEGMENT_OK, SEGMENT_SHORT, Segment, SegmentPart, segment_frame, segment_frame_check,
+    segment_gap, segment_header, segment_header_check, segment_tags_check,
 )
 from topicsd._native.segment_build cimport (
     SegmentBuilder, builder_clear, builder_note_none, builder_note_record, builder_put_index, builder_put_tags, builder_room_for,
@@ -278,8 +278,10 @@ cdef int segment_examine(SegmentBuilder *builder, const Segment *segment, Segmen
     cdef Walk walk
     memset(found, 0, sizeof(SegmentFindings))
     memset(&walk, 0, sizeof(Walk))
-    if builder.open or segment.data.at == NULL or segment.data.bytes < sizeof(segment_header):
+    if builder.open:
         return -EINVAL
+    if segment.data.at == NULL or segment.data.bytes < sizeof(segment_header):
+        return SEGMENT_SHORT
     walk.builder = builder
     walk.segment = segment
     walk.found = found

@@ -1,6 +1,7 @@
 """Scanning segments into Arrow record batches: the rows that the format page promises, and what damage makes of them."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -303,6 +304,33 @@ def test_a_missing_file_is_told_or_made_up_for(tmp_path: Path, missing: str) -> 
         rows_of_piece(place)
     (row,) = rows_of_piece(place, on_corrupt="row")
     assert (row["_kind"], row["seq"], row["seq_end"], row["ts"]) == ("corrupt", 10, 209, None)
+
+
+@pytest.mark.parametrize("first_seq", [10, 60])
+def test_what_a_missing_file_takes_begins_where_its_piece_does_whatever_was_read_before(tmp_path: Path, first_seq: int) -> None:
+    (tmp_path / "a").mkdir()
+    before = place_in(tmp_path / "a", oracle.build(TOPIC_ID, ROWS))
+    place = place_in(tmp_path, oracle.build(TOPIC_ID, ROWS))
+    for name in ("x.data", "x.idx"):
+        (tmp_path / name).unlink()
+    pieces = [Piece("a", 10, 209, before), Piece("t", first_seq, 209, place)]
+    (row,) = [row for batch in Reader(on_corrupt="row").read(pieces) for row in batch.to_pylist() if row["_kind"] != "record"]
+    assert (row["topic"], row["seq"], row["seq_end"]) == ("t", first_seq, 209)
+    with pytest.raises(DamagedError, match=rf"topic t, seqs {first_seq} to 209: .* is missing"):
+        list(Reader().read(pieces))
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 127, 128, 129])
+@pytest.mark.parametrize("kinds", [("data",), ("data", "idx"), ("data", "idx", "tag")])
+def test_a_file_cut_inside_of_its_header_is_damage_and_no_error_of_the_system(tmp_path: Path, size: int, kinds: tuple[str, ...]) -> None:
+    place = place_in(tmp_path, oracle.build(TOPIC_ID, ROWS))
+    for kind in kinds:
+        os.truncate(tmp_path / f"x.{kind}", size)
+    with pytest.raises(DamagedError, match=r"topic t, seqs 10 to"):
+        rows_of_piece(place)
+    found = rows_of_piece(place, on_corrupt="row")
+    assert {row["_kind"] for row in found} <= {"corrupt", "gap"}
+    assert [seq for row in found for seq in range(row["seq"], (row["seq_end"] or row["seq"]) + 1)] == list(range(10, 210))
 
 
 def test_without_index_a_damaged_record_is_still_told(tmp_path: Path) -> None:

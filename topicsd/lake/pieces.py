@@ -72,6 +72,7 @@ class Reader:
         self._scanner = Scanner(columns, rows_max=rows_max, bytes_max=bytes_max, corrupt=on_corrupt, gaps=on_gap)
         self._files: Files = MappedFiles() if files is None else files
         self._examiner = Examiner()
+        self._first_seq, self._opened = 1, False  # of the piece at hand: where its reading began, and whether the scanner has it
 
     @property
     def schema(self) -> pyarrow.Schema:
@@ -99,6 +100,7 @@ class Reader:
                 self._scanner.add_range(piece.topic.encode(), "gap", piece.first_seq, piece.last_seq, piece.why, piece.ts)
             return
         damage = ""
+        self._first_seq, self._opened = piece.first_seq, False
         try:
             yield from self._fill(piece, piece.place, piece.first_seq)
         except SegmentError as wrong:
@@ -111,7 +113,7 @@ class Reader:
                 self._lost(piece)
                 return
         if damage:
-            yield from self._without_index(piece, piece.place, self._next(piece), damage)
+            yield from self._without_index(piece, piece.place, self._next(), damage)
 
     def _lost(self, piece: Piece) -> None:
         if self._missing == "fail":
@@ -121,19 +123,20 @@ class Reader:
     def _inside(self, ts: int | None) -> bool:
         return ts is None or ((self._since is None or ts >= self._since) and (self._until is None or ts < self._until))
 
-    def _next(self, piece: Piece) -> int:
-        return max(piece.first_seq, self._scanner.next_seq)
+    def _next(self) -> int:
+        return max(self._first_seq, self._scanner.next_seq) if self._opened else self._first_seq
 
     def _damaged(self, piece: Piece, wrong: SegmentError) -> Exception:
         if wrong.status == NEWER:  # no damage
             return wrong
-        seq = self._next(piece)
+        seq = self._next()
         return DamagedError(piece.topic, seq, seq, str(wrong))
 
     def _fill(self, piece: Piece, place: Place, first_seq: int, index: bytes | None = None) -> Iterator[None]:
         last_seq = piece.last_seq or SEQ_MAX
         index_part = (index, 0) if index is not None else self._files.index(place)
         data_part = self._files.data(place, index_part, first_seq, last_seq)
+        self._first_seq, self._opened = first_seq, True
         self._scanner.open(
             piece.topic.encode(), index_part[0], data_part[0], index_offset=index_part[1], data_offset=data_part[1], first_seq=first_seq,
             last_seq=last_seq, since=self._since, until=self._until, remade=index is not None,
