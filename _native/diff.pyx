@@ -269,7 +269,7 @@ cdef int _tail_of_page(Page *page, uint64_t started_ns) noexcept nogil:
     at = page.out.bytes + page.out.used
     at = put_u64(put_text(at, b'],"next_from_seq":'), page.cursor)
     at = put_u64(put_text(at, b',"head_seq":'), head)
-    at = put_u64(put_text(at, b',"earliest_seq":'), page.floors.earliest)
+    at = put_u64(put_text(at, b',"earliest_seq":'), page.floors.readable)
     at = put_bool(put_text(at, b',"caught_up":'), page.cursor == head)
     at = put_tombstone(put_text(at, b',"tombstone":'), &page.tombstone)
     at = put_u64(put_text(at, b',"lag":'), head - page.cursor)
@@ -346,11 +346,11 @@ cdef int _make_page(ReaderCore *reader, uint32_t slot, uint64_t topic_id, const 
                 return READ_IO
             out.used = page.whole_used    # the next page begins with the bad record and says so
         page.tombstone.head = page.floors.head
-        page.tombstone.earliest = page.floors.earliest
+        page.tombstone.earliest = page.floors.readable
         if page.tombstone.reason != LOSS_RECREATED:
-            page.tombstone.earliest = max(page.floors.earliest, page.tombstone.gap_to + 1)
+            page.tombstone.earliest = max(page.floors.readable, page.tombstone.gap_to + 1)
         result.topic_id, result.matched, result.scanned = page.view.topic_id, page.matched, page.scanned
-        result.next_seq, result.head, result.earliest = page.cursor, page.floors.head, page.floors.earliest
+        result.next_seq, result.head, result.earliest = page.cursor, page.floors.head, page.floors.readable
         result.tombstone = page.tombstone.reason
         result.would_wait = page.matched == 0 and page.tombstone.reason == 0 and page.cursor == page.floors.head
         touch_topic(reader.regions, slot, now_ms)

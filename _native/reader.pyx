@@ -225,7 +225,7 @@ cdef class Reader:
         shown = {
             "topic": state.view.name[:state.view.name_bytes].decode("ascii"),
             "head_seq": state.floors.head,
-            "earliest_seq": state.floors.earliest,
+            "earliest_seq": state.floors.readable,
             "count": state.count,
             "bytes": state.bytes,
             "durable": state.view.config.durability == CLASS_FSYNC,

@@ -8,7 +8,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
-from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
+from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport cold_window_at, cold_windows_clear, cold_windows_free
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
@@ -233,7 +233,7 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
     if not _place(&segment.index, index, row.index_at):
         return NULL
     if file.suspect != <uint32_t>SUSPECT_TRUE:    # what is known to be damaged is verified each time, whatever it was when it was mapped
-        segment_map_marks(index)
+        segment_map_marks(index, clock_mono_ns())
         segment.index_marks = index.index_marks
         segment.frame_marks = index.frame_marks
     segment.index_offset = <uint64_t>row.index_at * 8
@@ -245,7 +245,7 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
         other = index if pack else _map(sealed, file, row.file, PART_TAGS)
         if not _place(&segment.tags, other, row.tags_at):
             return NULL
-        segment_map_marks(other)
+        segment_map_marks(other, clock_mono_ns())
         segment.tags_marks = other.index_marks
         segment.tags_offset = <uint64_t>row.tags_at * 8
     if segment_open(segment) != SEGMENT_OK or segment.topic_id != topic_id or segment.first_seq != row.first_seq \

@@ -6,8 +6,8 @@
 # is three header checksums. Then
 #
 #   segment_check(segment, seq, count)   BEFORE entries or records of that range are believed: it verifies the checksum of each index block
-#                                        and of each frame in it once per map (the marks `checked` remember it), so that a flipped bit is
-#                                        an error and never a wrong record. Already verified blocks cost a bit test.
+#                                        and of each frame in it (the marks `checked` remember that for a second: segment_maps.pxd), so
+#                                        that a flipped bit is an error and no wrong record. Blocks verified a moment ago cost a bit test.
 #
 # word                              written by      order     a stale read means
 # all bytes of all parts            the builder     before their names exist and before the row that leads to them (release)

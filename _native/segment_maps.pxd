@@ -15,6 +15,9 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 ctypedef int (*segment_path_of)(void *context, uint64_t key, char *path, uint64_t path_bytes) noexcept nogil
 ctypedef bint (*segment_retired)(void *context, uint64_t key) noexcept nogil
 
+cdef enum:
+    SEGMENT_TRUST_NS = 1000000000    # the bytes of a file may change under a server: how long marks are believed
+
 cdef struct SegmentMap:
     uint64_t key
     uint64_t used           # the turn it was last handed out in
@@ -22,6 +25,7 @@ cdef struct SegmentMap:
     uint64_t bytes
     uint64_t *index_marks   # segment.pxd: bits for what has been verified; made when first wanted, NULL when there is no memory for them
     uint64_t *frame_marks
+    uint64_t marked_ns      # CLOCK_MONOTONIC of when the marks were last empty
 
 cdef struct SegmentMaps:
     SegmentMap *rows        # open addressing by key; at == NULL: free
@@ -35,6 +39,7 @@ cdef int segment_maps_init(SegmentMaps *maps, uint32_t count_max, segment_path_o
 cdef void segment_maps_free(SegmentMaps *maps) noexcept nogil
 cdef void segment_maps_turn(SegmentMaps *maps) noexcept nogil                                  # a read begins
 cdef SegmentMap *segment_map(SegmentMaps *maps, uint64_t key) noexcept nogil                   # NULL: see failure. Good until the next turn
-cdef void segment_map_marks(SegmentMap *map) noexcept nogil                                    # make the marks of a map that holds an index part
+# Make the marks of a map that holds an index part; empty them when they are older than SEGMENT_TRUST_NS. `now_ns`: CLOCK_MONOTONIC.
+cdef void segment_map_marks(SegmentMap *map, uint64_t now_ns) noexcept nogil
 cdef bint segment_maps_forget(SegmentMaps *maps, uint64_t key) noexcept nogil                  # unmap one file; was it mapped?
 cdef uint32_t segment_maps_sweep(SegmentMaps *maps, segment_retired retired, void *context) noexcept nogil   # unmap all that are retired; how many

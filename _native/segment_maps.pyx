@@ -163,8 +163,14 @@ cdef SegmentMap *segment_map(SegmentMaps *maps, uint64_t key) noexcept nogil:
     return found
 
 
-cdef void segment_map_marks(SegmentMap *map) noexcept nogil:
+cdef void segment_map_marks(SegmentMap *map, uint64_t now_ns) noexcept nogil:
     cdef uint64_t words = map.bytes // SEGMENT_MARK_BYTES // 64 + 1
+    if now_ns - map.marked_ns >= SEGMENT_TRUST_NS:
+        map.marked_ns = now_ns
+        if map.index_marks != NULL:
+            memset(map.index_marks, 0, words * 8)
+        if map.frame_marks != NULL:
+            memset(map.frame_marks, 0, words * 8)
     if map.index_marks == NULL:
         map.index_marks = <uint64_t *>calloc(words, 8)
     if map.frame_marks == NULL:
@@ -250,6 +256,20 @@ cdef class SegmentMapCache:
         if failure != 0:
             raise OSError(-failure, os.strerror(-failure))
         return out
+
+    def mark(self, uint64_t key, uint64_t now_ns):
+        """Remember the file as verified; return whether it was."""
+        cdef SegmentMap *found = segment_map(&self.maps, key)
+        cdef bint before
+        if found == NULL:
+            raise OSError(-self.maps.failure, os.strerror(-self.maps.failure))
+        segment_map_marks(found, now_ns)
+        if found.index_marks == NULL or found.frame_marks == NULL:
+            raise MemoryError
+        before = found.index_marks[0] & found.frame_marks[0] & 1
+        found.index_marks[0] |= 1
+        found.frame_marks[0] |= 1
+        return bool(before)
 
     def has(self, uint64_t key):
         """Is the file mapped?"""

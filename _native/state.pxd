@@ -35,6 +35,7 @@ cdef enum:
 cdef struct Floors:
     uint64_t head
     uint64_t earliest      # first live seq; head + 1 when there is none
+    uint64_t readable      # the first live seq that the disk has not damaged, as far as is known: what is shown as earliest_seq
     uint64_t evict_floor
     uint64_t cap_lost, ttl_lost, hole_lost
     uint32_t hole_reason

@@ -1,11 +1,11 @@
 """A topic's exact floors and state as a reader sees them (see state.pxd)."""
 
-from libc.errno cimport ENOMEM
+from libc.errno cimport EIO, ENOMEM
 from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
 from topicsd._native.copies cimport wait_for_copies
-from topicsd._native.index cimport view_flags, view_lower_bound_ts
+from topicsd._native.index cimport view_entries, view_flags, view_lower_bound_ts
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, index_entry, topic_slot,
 )
@@ -86,6 +86,29 @@ cdef int _expire(const Regions *regions, const TopicView *view, uint64_t cutoff_
     return _first_live(regions, view, bound, out)
 
 
+cdef int _pass_damage(const Regions *regions, const TopicView *view, Floors *out) noexcept nogil:
+    """Find the first live seq that can be read; readers are told what is before it, so `earliest` stays."""
+    cdef index_entry entries[CHUNK]
+    cdef uint64_t seq = out.earliest
+    cdef uint32_t number, count = 1    # nearly always it is the first
+    cdef int status
+    while seq <= out.head:
+        count = <uint32_t>min(out.head + 1 - seq, <uint64_t>count)
+        status = view_entries(regions, view, seq, count, entries)
+        if status == -EIO:    # nobody knows now: it is in the cold tier, or the disk has just refused it
+            break
+        if status != 0:
+            return READ_STALE
+        for number in range(count):
+            if not entries[number].flags & (INDEX_HOLE | INDEX_DELETED):
+                out.readable = seq
+                return READ_OK
+            seq += 1
+        count = CHUNK
+    out.readable = seq
+    return READ_OK
+
+
 cdef int floors_take(const Regions *regions, uint32_t slot, const TopicView *view, uint64_t now_ms, bint counting, Floors *out) noexcept nogil:
     cdef const topic_slot *topic = &regions.table[slot]
     cdef uint64_t ttl_ms = view.config.ttl_ms
@@ -106,7 +129,8 @@ cdef int floors_take(const Regions *regions, uint32_t slot, const TopicView *vie
         if status != READ_OK:
             return status
         out.evict_floor = max(out.cap_lost, max(out.ttl_lost, out.hole_lost)) + 1
-    return READ_OK
+    out.readable = out.earliest
+    return _pass_damage(regions, view, out) if load_relaxed_64(&topic.unreadable) else <int>READ_OK
 
 
 cdef uint32_t loss_reason_of(const Floors *floors, uint64_t gap_from) noexcept nogil:
@@ -185,7 +209,7 @@ cdef int render_state(Buffer *out, const State *state, uint64_t total_us) noexce
     at = put_bytes(put_text(at, b'{"topic":"'), view.name, view.name_bytes)
     at = put_text(at, b'","type":"queue"') if queue else put_text(at, b'","type":"log"')
     at = put_u64(put_text(at, b',"head_seq":'), state.floors.head)
-    at = put_u64(put_text(at, b',"earliest_seq":'), state.floors.earliest)
+    at = put_u64(put_text(at, b',"earliest_seq":'), state.floors.readable)
     at = put_u64(put_text(at, b',"next_seq":'), state.floors.head + 1)
     at = put_u64(put_text(at, b',"count":'), state.count)
     at = put_u64(put_text(at, b',"bytes":'), state.bytes)

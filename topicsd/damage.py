@@ -27,6 +27,7 @@ from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
 
 COLD = 3
+COLD_DAMAGE = "of the cold tier is not there or not what was written"
 POSITION_BITS = 56  # of a place in the log, below the shard's number
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
 COUNT_SHARE = 20  # and no more of the time than one part in so many
@@ -75,9 +76,10 @@ class Damage:
         self._visited.add(identity(file))
 
     def end_pass(self) -> None:
-        """What this pass has not found any more is over."""
-        self._before = {}
-        bad = set(self._found.values())
+        """What this pass has not found any more is over, but for what the cold tier has given to a read: no pass reads that."""
+        cold = {identity(file) for file in upkeep.suspects(self.shared, DAMAGED) if file.kind == COLD}
+        self._before = {key: known for key, known in {**self._before, **self._found}.items() if key[2].endswith(COLD_DAMAGE) and known in cold}
+        bad = {*self._found.values(), *self._before.values()}
         for file in upkeep.suspects(self.shared, DAMAGED):
             if identity(file) in self._visited and identity(file) not in bad:
                 upkeep.suspect(self.shared, file.number, file.serial, SOUND)
@@ -152,7 +154,7 @@ class Damage:
         self._verifier.forget()
         if sound and file.kind == COLD:  # its data is elsewhere: what the read has found is all there is
             name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
-            what = f"the object {cold_name(name)} of the cold tier is not there or not what was written"
+            what = f"the object {cold_name(name)} {COLD_DAMAGE}"
             self.note(Problem(name.path("data"), 0, what, loses=True, kind="data"))
         elif sound and not any(known == identity(file) for known in self._found.values()):
             upkeep.suspect(self.shared, file.number, file.serial, SOUND)

@@ -123,8 +123,10 @@ class Upkeep:
             if not gone():
                 for problem in problems:
                     self.damage.note(problem)
-            if problems:  # what its directory does not tell any more, the rows do
-                places = [place_in_pack(path, topic_id, body) for _slot, topic_id, body, _deleted in upkeep.ranges(self.shared, file.number)]
+            # What its directory does not tell, or not any more, the rows do: it may be another pack under this one's name.
+            rows = [place_in_pack(path, topic_id, body) for _slot, topic_id, body, _deleted in upkeep.ranges(self.shared, file.number)]
+            known = set() if problems else {stands(place) for place in places}
+            places = [*([] if problems else places), *(place for place in rows if stands(place) not in known)]
             yield from (Item(place, gone=gone) for place in places)
             return
         name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
@@ -290,6 +292,11 @@ def place_in_pack(path: Path, topic_id: int, body: bytes) -> Place:
     row = ROW.unpack_from(body)
     data_at, index_at, tags_at = (row[number] * 8 for number in (8, 9, 10))
     return Place(Spot(path, data_at), Spot(path, index_at), Spot(path, tags_at), topic_id, row[0], row[1], index_at - data_at)
+
+
+def stands(place: Place) -> tuple[int, ...]:
+    """What a segment in a pack is, and where."""
+    return place.topic_id, place.first_seq, place.last_seq, place.data.offset, place.index.offset
 
 
 def flags_of(view: SegmentView, deleted: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def lost(library: Library, name: str) -> set[int]:
     return {seq for each in tombstones for seq in range(each["gap_from"], each["gap_to"] + 1)}
 
 
+def eventually(check: Callable[[], Any]) -> Any:
+    """What `check` returns once that is something true; what a process has verified it believes for a second."""
+    deadline = time.monotonic() + 60
+    while not (result := check()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return result
+
+
 def agree(library: Library, name: str, care: Upkeep) -> None:
     """Every live seq is read or told, and what is counted is what is read."""
     records, missing = library.read_all(name)[0], lost(library, name)
@@ -87,6 +96,7 @@ def agree(library: Library, name: str, care: Upkeep) -> None:
         assert abs(state["bytes"] - size) <= len(missing) * 512, "bytes are what is left"
     else:
         assert state["bytes"] == 0
+    assert state["earliest"] == min(seqs, default=RECORDS + 1)
 
 
 def test_a_read_that_meets_damage_raises_the_alarm_and_the_keeper_looks_at_once(library: Library) -> None:
@@ -128,6 +138,85 @@ def test_what_was_good_when_it_was_mapped_is_verified_again_once_the_scrub_has_f
         care.step(mono_ms, 0)
     assert care.figures.get("damaged") == 1
     agree(library, "t", care)
+
+
+def test_what_was_good_is_verified_again_a_second_later(library: Library) -> None:
+    sealed(library, "t")
+    assert lost(library, "t") == set()  # every frame is verified, in this process
+    flip(one(library, "*.data"), 30_000)
+    seq = eventually(lambda: lost(library, "t"))
+    assert len(seq) == 1
+    flip(one(library, "*.data"), 30_000)
+    assert lost(library, "t") == set(), "what is not good is remembered by nobody"
+
+
+def test_the_earliest_seq_is_that_of_the_first_record_that_can_be_read(library: Library) -> None:
+    library.put("t")
+    for _ in range(3):
+        fill(library, "t", 100)
+        library.seal("t")
+    library.checkpoint()
+    first, second, _third = sorted(Path(library.directory).rglob("*.data"))
+    assert library.delete("t", before_seq=11)["deleted"] == 10
+    assert library.state("t")["earliest"] == library.diff("t", from_seq=0)["earliest_seq"] == 11
+    first.unlink()
+    library.kill()
+    care = library.upkeep(rewrite=False)
+    care.step(0, 0)
+    page = library.diff("t", from_seq=0)
+    assert library.state("t")["earliest"] == page["earliest_seq"] == 101
+    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (11, 100, "corrupt")
+    assert library.diff("t", from_seq=150)["earliest_seq"] == 101
+    flip(second, 30_000)
+    assert eventually(lambda: len(lost(library, "t")) == 91), "damage elsewhere moves nothing"
+    assert library.state("t")["earliest"] == 101
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_packs_that_have_changed_names_are_told_by_scrub_fsck_and_reads_until_they_are_changed_back(library: Library, restart: bool) -> None:
+    sealed(library, "t", "u", pack=True)
+    sealed(library, "longer name", "w", "x", pack=True)
+    library.checkpoint()
+    one_pack, other = sorted(Path(library.directory).glob("packs/*.pack"))
+
+    def swap() -> None:
+        one_pack.rename(one_pack.with_suffix(".x"))
+        other.rename(one_pack)
+        one_pack.with_suffix(".x").rename(other)
+
+    assert lost(library, "t") == set()
+    swap()
+    if restart:
+        library.kill()
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    for mono_ms in (0, 1, 2, 100_000, 100_001, 100_002, 200_000, 200_001, 200_002):
+        care.step(mono_ms, 0)
+        assert not restart or care.figures.get("damaged") > 0, "the start has found it: it stays told"
+    assert care.figures.get("damaged") > 0
+    if restart:
+        for name in ("t", "u", "longer name", "w", "x"):
+            assert lost(library, name) == set(range(1, RECORDS + 1))
+            agree(library, name, care)
+    library.close()
+    problems = fsck(Path(library.directory)).problems
+    assert {problem.path for problem in problems} == {one_pack, other} and all(problem.loses for problem in problems)
+    swap()
+    assert fsck(Path(library.directory)).problems == []
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_fsck_tells_files_that_the_snapshot_leads_to_and_that_are_gone_or_another_s(library: Library, pack: bool) -> None:
+    sealed(library, "t", "u", "v", pack=pack)
+    library.checkpoint()
+    library.close()
+    directory = Path(library.directory)
+    assert fsck(directory).problems == []
+    paths = sorted(directory.rglob("*.pack")) or sorted(directory.rglob("*.data"))
+    for path in list(paths[0].parent.glob(f"{paths[0].stem}.*")):
+        path.rename(directory / path.name)
+    problems = fsck(directory).problems
+    assert [(problem.path, problem.loses) for problem in problems] == [(paths[0], True)]
+    assert "the snapshot leads there" in problems[0].what
 
 
 GONE: dict[str, Callable[[Path], None]] = {

@@ -6,13 +6,14 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
@@ -25,6 +26,7 @@ from topicsd.api.cold import ColdTier
 from topicsd.backup.make import Backup
 from topicsd.backup.restore import Restore
 from topicsd.backup.shelf import BackupError, FolderShelf
+from topicsd.cli.fsck import fsck as fsck_command
 from topicsd.figures import Figures
 from topicsd.lake.export import Exporter
 from topicsd.lake.sources import DirectorySource
@@ -235,6 +237,72 @@ def test_a_flipped_bit_in_the_cold_tier_is_told_as_corrupt(library: Library, col
     assert len(records) == 199
     assert [tombstone["reason"] for tombstone in tombstones] == ["corrupt"]
     assert [record for record in whole if record in records] == records
+
+
+COLD_DAMAGE: dict[str, Callable[[Path, Path], object]] = {
+    "deleted": lambda path, _other: path.unlink(),
+    "empty": lambda path, _other: path.write_bytes(b""),
+    "cut": lambda path, _other: os.truncate(path, 1000),
+    "longer": lambda path, _other: path.write_bytes(path.read_bytes() + bytes(8)),
+    "one bit": lambda path, _other: path.write_bytes(path.read_bytes()[:50_000] + b"!" + path.read_bytes()[50_001:]),
+    "zeroes": lambda path, _other: path.write_bytes(path.read_bytes()[:10_000] + bytes(40_000) + path.read_bytes()[50_000:]),
+    "another's": lambda path, other: path.write_bytes(other.read_bytes()),
+}
+
+
+@pytest.mark.parametrize("way", list(COLD_DAMAGE))
+def test_fsck_reads_the_cold_tier_and_says_so_when_it_does_not(library: Library, cold: FolderCold, way: str) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 50)
+    move(library, cold)
+    library.close()
+    directory = Path(library.directory)
+    sound = fsck(directory, cold=cold)
+    assert (sound.problems, sound.refused, sound.unread) == ([], [], 0) and sound.cold > 2
+    path, other = [cold.root / name for name in list(cold.names())[:2]]
+    COLD_DAMAGE[way](path, other)
+    report = fsck(directory, cold=cold)
+    assert [(problem.path.name, problem.loses) for problem in report.problems] == [(path.name, True)]
+    assert str(path.name) in report.problems[0].what
+    blind = fsck(directory)
+    assert blind.problems == [] and blind.unread == blind.cold == sound.cold
+    told = CliRunner().invoke(fsck_command, [str(directory)], env={"TOPICS_COLD_DIR": ""})
+    assert told.exit_code == 0 and f"{sound.cold} of them were not read" in told.output
+    told = CliRunner().invoke(fsck_command, [str(directory)], env={"TOPICS_COLD_DIR": str(cold.root)})
+    assert told.exit_code == 1 and told.output.count("LOSS") == 1 and "not read" not in told.output
+
+
+def test_fsck_refuses_where_the_cold_tier_can_not_be_asked(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 100)
+    library.seal("t", 50)
+    move(library, cold)
+    library.close()
+    directory = Path(library.directory)
+    assert CliRunner().invoke(fsck_command, [str(directory), "--cold", str(cold.root / "nowhere")]).exit_code == 2
+    assert not (cold.root / "nowhere").exists()
+
+    class Hanging(FolderCold):
+        def size(self, name: str) -> int:
+            raise ColdError("no answer")
+
+    report = fsck(directory, cold=Hanging(cold.root))
+    assert report.problems == [] and len(report.refused) == report.cold > 0
+
+
+def test_damage_in_the_cold_tier_stays_told_when_a_pass_of_the_scrub_has_read_what_is_here(library: Library, cold: FolderCold) -> None:
+    library.put("t")
+    fill(library, "t", 200)
+    library.seal("t", 100)
+    move(library, cold)
+    COLD_DAMAGE["one bit"](next(cold.root.rglob("*.data")), cold.root)
+    assert [tombstone["reason"] for tombstone in library.read_all("t")[1]] == ["corrupt"]
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    for mono_ms in (0, 1, 2, 100_000, 100_001, 100_002, 200_000, 200_001):
+        care.step(mono_ms, 0)
+        assert care.figures.get("damaged") == 1
+    assert care.figures.get("scrub_passes") > 1
 
 
 def test_bytes_decide_what_stays_hot_too(library: Library, cold: FolderCold) -> None:

@@ -37,6 +37,14 @@ def test_a_file_that_is_not_there_or_empty_is_an_error(tmp_path: Path) -> None:
     assert len(cache) == 0
 
 
+def test_what_was_verified_is_believed_for_a_second_in_all_and_no_longer(tmp_path: Path) -> None:
+    cache, second = cache_of(tmp_path, 2), 1_000_000_000
+    assert not cache.mark(0, 5 * second) and not cache.mark(1, 5 * second + 7)
+    assert all(cache.mark(0, now) for now in (5 * second, 5 * second + 1, 6 * second - 1)), "a look does not make it younger"
+    assert not cache.mark(0, 6 * second) and cache.mark(0, 7 * second - 1)
+    assert cache.mark(1, 6 * second + 6) and not cache.mark(1, 6 * second + 7)
+
+
 def test_the_least_recently_used_map_goes_but_none_of_this_turn(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, 10, count_max=3)
     for key in (0, 1, 2):

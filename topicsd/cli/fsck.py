@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -13,13 +14,17 @@ EXIT_PROBLEMS, EXIT_REFUSED = 1, 2
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--repair", is_flag=True, help="make damaged indexes and tags again, move litter to quarantine/; nothing is deleted")
-def fsck(directory: Path, repair: bool) -> None:
-    """Check a data DIRECTORY that no server has open. Exit 0: all is well, 1: there are problems, 2: in use, or of a newer version."""
+@click.option("--cold", envvar="TOPICS_COLD_DIR", help="the server's cold tier, whose objects are read too [TOPICS_COLD_DIR]")
+def fsck(directory: Path, repair: bool, cold: str | None) -> None:
+    """Check a data DIRECTORY that no server has open. Exit 0: all is well, 1: there are problems, 2: refused: in use, newer, or no cold tier."""
     from topicsd.segments import fsck as checker
+    from topicsd.segments.cold import ColdError, open_cold
 
     try:
-        report = checker.fsck(directory, mend=repair)
-    except (checker.InUseError, OSError) as wrong:
+        if cold and len(urlsplit(cold).scheme) < 2 and not Path(cold).is_dir():
+            raise NotADirectoryError(f"{cold}: there is no such cold tier")
+        report = checker.fsck(directory, mend=repair, cold=open_cold(cold) if cold else None)
+    except (checker.InUseError, ColdError, OSError) as wrong:
         click.echo(f"topicsd: {wrong}", err=True)
         sys.exit(EXIT_REFUSED)
     for line in report.refused:
@@ -32,5 +37,7 @@ def fsck(directory: Path, repair: bool) -> None:
         click.echo(f"done: {line}")
     click.echo(f"{report.files} files, {report.bytes} bytes, {report.log_frames} log frames")
     click.echo(f"{report.segments} segments ({report.cold} cold) with {report.records} records, {report.deleted} flagged as deleted")
+    if report.unread:
+        click.echo(f"{report.unread} of them were not read: {'their index is damaged' if cold else 'say with --cold where the cold tier is'}")
     click.echo(f"{len(report.problems)} problems")
     sys.exit(EXIT_REFUSED if report.refused else EXIT_PROBLEMS if report.problems else 0)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from topicsd._native.files import FileSystem
-from topicsd._native.segment import SegmentError, SegmentView
+from topicsd._native.segment import SegmentError, SegmentView, header_of
 from topicsd._native.segment_build import make_folder
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.whole_files import copy_whole, remove, write_whole
@@ -205,6 +205,19 @@ def verify_back(cold: Cold, name: str, size: int, index: bytes) -> None:
     back = cold.read(name, 0, size + 1)
     if len(back) != size or not _same(back, index):
         raise ColdError(f"{name}: what the cold store gives back is not what was put there")
+
+
+def what_is_wrong(cold: Cold, name: str, index: bytes) -> str:
+    """Read an object and hold it against the segment's index: "" or what is wrong. Raises ColdError where the store can not be asked."""
+    try:
+        back = cold.read(name, 0, cold.size(name))
+    except ColdMissingError as wrong:
+        return str(wrong)
+    try:
+        whole = len(back) == header_of(back, "data").part_bytes
+    except SegmentError:
+        whole = False
+    return "" if whole and _same(back, index) else f"{name}: what the cold store gives back is not what was put there"
 
 
 def _same(data: bytes, index: bytes) -> bool:

@@ -1,13 +1,13 @@
 """Check a data directory that no server has open: every checksum, index, tag part, directory and count; put right what can be put right.
 
-What metadata says (snapshots, the manifest) is checked by the functions in `CHECKS`; whoever owns such a format adds its own.
+The newest snapshot's sealed ranges are held against the files (rows.py), and what is cold against its objects where the tier is known.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,11 @@ from topicsd import snapshot
 from topicsd._native import log_walk
 from topicsd._native.segment import SegmentError
 from topicsd.segments import names
+from topicsd.segments.cold import Cold, ColdError, cold_name, what_is_wrong
 from topicsd.segments.names import Name, Place
 from topicsd.segments.repair import move_aside, repair
+from topicsd.segments.rows import Range, missing
 from topicsd.segments.verify import Checked, Problem, Verifier, check_cold, load, pack_places
-
-CHECKS: list[Callable[[Path], Iterable[Problem]]] = []
 
 
 @dataclass
@@ -36,8 +36,10 @@ class Report:
     log_frames: int = 0
     segments: int = 0
     cold: int = 0  # of them
+    unread: int = 0  # of these: nobody has said where the cold tier is, or their index is damaged
     records: int = 0
     deleted: int = 0
+    held: dict[Path, set[Range]] = field(default_factory=dict)  # by the data part's file, or the pack
 
 
 class InUseError(Exception):
@@ -58,8 +60,10 @@ def locked(data_dir: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def fsck(data_dir: Path, *, mend: bool = False) -> Report:
-    """Check everything below `data_dir`. `mend` makes indexes and tags again and moves litter into quarantine/; nothing is deleted.
+def fsck(data_dir: Path, *, mend: bool = False, cold: Cold | None = None) -> Report:
+    """Check everything below `data_dir`, and what it has in the cold tier. `mend` makes indexes and tags again and moves litter into quarantine/.
+
+    Nothing is deleted, and nothing is changed in the cold tier.
 
     Raises InUseError, OSError.
     """
@@ -68,9 +72,9 @@ def fsck(data_dir: Path, *, mend: bool = False) -> Report:
         _check_snapshots(data_dir, report)
         if not report.refused:
             _check_logs(data_dir, report, mend)
-        _check_segments(data_dir, report, mend)
-        for check in CHECKS:
-            report.problems += check(data_dir)
+        _check_segments(data_dir, report, mend, cold)
+        if not report.refused:
+            report.problems += missing(data_dir, report.held, {problem.path for problem in report.problems})
     return report
 
 
@@ -132,7 +136,7 @@ def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
             report.done += [f"damaged range copied to {copy}" for copy in log_walk.quarantine(walked, data_dir / "quarantine", shard)]
 
 
-def _check_segments(data_dir: Path, report: Report, mend: bool) -> None:
+def _check_segments(data_dir: Path, report: Report, mend: bool, cold: Cold | None) -> None:
     verifier = Verifier()
     alone: dict[Name, set[str]] = {}
     quarantine = data_dir / "quarantine"
@@ -153,7 +157,7 @@ def _check_segments(data_dir: Path, report: Report, mend: bool) -> None:
             report.problems.append(Problem(path, 0, "no file of this name belongs here"))
     for name, kinds in alone.items():
         if "data" not in kinds and "flags" in kinds:
-            _check_cold(name, report)
+            _check_cold(name, report, cold)
             continue
         if "flags" in kinds:
             report.notes.append(f"{name.path('flags')}: the data file is still here: it waits for its move to the cold tier, or to be removed")
@@ -185,24 +189,36 @@ def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Pat
         return
     report.segments += 1
     report.problems += checked.problems
-    if checked.findings is not None:
-        report.records += checked.findings.records
-        report.deleted += checked.findings.deleted
+    if (found := checked.findings) is not None:
+        held = (found.topic_id, found.first_seq, found.last_seq, place.data.offset, place.index.offset)
+        report.held.setdefault(place.data.path, set()).add(held)
+        report.records += found.records
+        report.deleted += found.deleted
     if quarantine is not None and checked.problems:
         report.done += repair(checked, quarantine)
         verifier.forget()
 
 
-def _check_cold(name: Name, report: Report) -> None:
-    """What of a cold segment is here; its data part is the cold store's to keep."""
+def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
+    """What of a cold segment is here, and its object where the tier is known."""
     try:
         checked = check_cold(name)
-    except SegmentError as wrong:
-        report.refused.append(f"{name.path('index')}: {wrong}")
+    except SegmentError as newer:
+        report.refused.append(f"{name.path('index')}: {newer}")
         return
     report.segments += 1
     report.cold += 1
     report.problems += checked.problems
+    if cold is None or any(problem.kind == "index" for problem in checked.problems):
+        report.unread += 1
+        return
+    try:
+        wrong = what_is_wrong(cold, cold_name(name), name.path("index").read_bytes())
+    except ColdError as why:
+        report.refused.append(f"{name.path('data')}: the cold tier can not be asked: {why}")
+        return
+    if wrong:
+        report.problems.append(Problem(name.path("data"), 0, f"in the cold tier: {wrong}", loses=True, kind="data"))
 
 
 def _note_overlaps(found: list[Name], report: Report) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from topicsd._native import segment_pack
 from topicsd._native.segment import STATUS, SegmentError, SegmentView, header_of
 from topicsd._native.segment_repair import Examiner, Findings
-from topicsd.segments.names import Name, Place, Spot, place_of
+from topicsd.segments.names import Name, Place, Spot, pack_number, place_of
 
 OK, NOT_ONE, NEWER, BAD_FRAME, MISMATCH = 0, 2, 4, 7, 5
 PAGE_BYTES = 4096
@@ -199,7 +199,9 @@ def pack_places(path: Path, raw: bytes) -> tuple[list[Place], list[Problem]]:
     """The segments of a pack, by its directory, or by the headers of its parts when that is damaged. Raises SegmentError for a newer format."""
     problems = []
     try:
-        segment_pack.pack_number(raw)
+        number, named = segment_pack.pack_number(raw), pack_number(path)
+        if named not in (None, number):
+            problems.append(Problem(path, 0, f"it is pack {number}", loses=True))
     except SegmentError as wrong:
         if wrong.status == NEWER:
             raise
