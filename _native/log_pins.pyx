@@ -14,7 +14,7 @@ from topicsd._native.layout cimport (
     POSITION_BITS, POSITION_MASK, SOURCE_EPHEMERAL, entry_ext, index_entry, record_entry, topic_slot,
 )
 from topicsd._native.maps cimport maps_refresh
-from topicsd._native.routes cimport Forwarder, Note, Outlets, log_record, note_drop, notes_bytes_of
+from topicsd._native.routes cimport Forwarder, Note, Outlets, drop_oldest, log_record, note_drop
 from topicsd._native.table cimport slot_lock, slot_unlock
 from topicsd._native.topics cimport Core, Private, private_of, touch
 
@@ -53,12 +53,7 @@ cdef void _forget_notes(Core *core, uint32_t slot, Outlets *outlets, uint32_t sh
         note_drop(outlets.merged)
         outlets.merged = NULL
     while old:
-        note = outlets.oldest
-        outlets.oldest = note.next
-        if outlets.oldest == NULL:
-            outlets.newest = NULL
-        outlets.notes_bytes -= notes_bytes_of(note)
-        note_drop(note)
+        drop_oldest(outlets)
         work.notes += 1
         old -= 1
 

@@ -187,6 +187,7 @@ cdef uint32_t fitting(Forwarder *forwarder, const Route *route, const Note *note
 cdef uint64_t note_payload(const Note *note, uint32_t count, uint32_t flags) noexcept nogil
 cdef uint64_t note_seq(const Note *note, uint32_t number) noexcept nogil
 cdef void note_drop(Note *note) noexcept nogil
+cdef void drop_oldest(Outlets *outlets) noexcept nogil                               # of a source that has notes
 cdef uint64_t notes_bytes_of(const Note *note) noexcept nogil                        # what it counts against NOTES_BYTES_MAX
 # A record that no note holds (all of it, or all before its meta), good until the next call; NULL: it can not be read.
 cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *entry, bint whole) noexcept nogil

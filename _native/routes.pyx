@@ -149,8 +149,16 @@ cdef int note_came(Note *note, uint32_t number, uint64_t text, uint64_t source) 
     return 0
 
 
+cdef void drop_oldest(Outlets *outlets) noexcept nogil:
+    cdef Note *note = outlets.oldest
+    outlets.oldest = note.next
+    if outlets.oldest == NULL:
+        outlets.newest = NULL
+    outlets.notes_bytes -= notes_bytes_of(note)
+    note_drop(note)
+
+
 cdef void add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *note) noexcept nogil:
-    cdef Note *oldest
     if outlets.newest == NULL:
         outlets.oldest = note
     else:
@@ -158,10 +166,7 @@ cdef void add_note(Forwarder *forwarder, uint32_t slot, Outlets *outlets, Note *
     outlets.newest = note
     outlets.notes_bytes += notes_bytes_of(note)
     while outlets.notes_bytes > NOTES_BYTES_MAX and outlets.oldest != outlets.newest:
-        oldest = outlets.oldest
-        outlets.oldest = oldest.next
-        outlets.notes_bytes -= notes_bytes_of(oldest)
-        note_drop(oldest)
+        drop_oldest(outlets)
     _heat(forwarder, slot, outlets)
 
 
@@ -199,16 +204,10 @@ cdef void _note_batch(Core *core, uint32_t slot, const frame_header *frame) noex
 cdef void pass_done(Forwarder *forwarder, Outlets *outlets) noexcept nogil:
     cdef uint64_t passed = <uint64_t>-1
     cdef uint32_t number
-    cdef Note *note
     for number in range(outlets.count):
         passed = min(passed, outlets.routes[number].cursor)
     while outlets.oldest != NULL and outlets.oldest.last_seq <= passed:
-        note = outlets.oldest
-        outlets.oldest = note.next
-        if outlets.oldest == NULL:
-            outlets.newest = NULL
-        outlets.notes_bytes -= notes_bytes_of(note)
-        note_drop(note)
+        drop_oldest(outlets)
     note_drop(outlets.merged)
     outlets.merged = NULL
 
@@ -401,14 +400,11 @@ cdef void route_remove(Forwarder *forwarder, Route *route) noexcept nogil:
 cdef void _free_outlets(Forwarder *forwarder, Private *own) noexcept nogil:
     """Forget a topic's outlets; its place in the queue is skipped later."""
     cdef Outlets *outlets = <Outlets *>own.outlets
-    cdef Note *note
     if outlets == NULL:
         return
     own.outlets = NULL
     while outlets.oldest != NULL:
-        note = outlets.oldest
-        outlets.oldest = note.next
-        note_drop(note)
+        drop_oldest(outlets)
     note_drop(outlets.merged)
     forwarder.hot -= outlets.hot != 0
     free(outlets.routes)

@@ -23,10 +23,10 @@ from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import cold_name
+from topicsd.segments.rows import COLD
 from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
 
-COLD = 3
 COLD_DAMAGE = "of the cold tier is not there or not what was written"
 POSITION_BITS = 56  # of a place in the log, below the shard's number
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is

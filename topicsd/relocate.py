@@ -32,7 +32,8 @@ from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, cold_name, verify_back
 from topicsd.segments.names import Name
-from topicsd.upkeep import COLD, FILE, OWN, ROW, Replace, flags_of
+from topicsd.segments.rows import COLD, FILE, OWN, ROW
+from topicsd.upkeep import Replace, flags_of
 
 ROW_COLD = 4
 LOOK_MS = 1000

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,11 +25,10 @@ from topicsd.damage import Damage
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.names import Place, Spot
+from topicsd.segments.rows import COLD, FILE, OWN, PACK, ROW
 from topicsd.segments.scrub import Item, Scrubber
 from topicsd.segments.verify import Problem, Verifier, load, pack_places
 
-OWN, PACK, COLD = 1, 2, 3
-ROW, FILE = struct.Struct("<4Q8I"), struct.Struct("<5Q4IQ")
 LIVE_PERMILLE_MAX = 10  # of its seqs
 FREED_BYTES_MIN = 1 << 20  # less is not worth three new files
 INDEX_BYTES = 25  # of a seq in an index: dead ones keep their place there

@@ -250,14 +250,19 @@ COLD_DAMAGE: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", list(COLD_DAMAGE))
-def test_fsck_reads_the_cold_tier_and_says_so_when_it_does_not(library: Library, cold: FolderCold, way: str) -> None:
+def left_cold(library: Library, cold: FolderCold, records: int) -> Path:
+    """The directory of a closed store whose segments are all in the cold tier."""
     library.put("t")
-    fill(library, "t", 200)
+    fill(library, "t", records)
     library.seal("t", 50)
     move(library, cold)
     library.close()
-    directory = Path(library.directory)
+    return Path(library.directory)
+
+
+@pytest.mark.parametrize("way", list(COLD_DAMAGE))
+def test_fsck_reads_the_cold_tier_and_says_so_when_it_does_not(library: Library, cold: FolderCold, way: str) -> None:
+    directory = left_cold(library, cold, 200)
     sound = fsck(directory, cold=cold)
     assert (sound.problems, sound.refused, sound.unread) == ([], [], 0) and sound.cold > 2
     path, other = [cold.root / name for name in list(cold.names())[:2]]
@@ -274,12 +279,7 @@ def test_fsck_reads_the_cold_tier_and_says_so_when_it_does_not(library: Library,
 
 
 def test_fsck_refuses_where_the_cold_tier_can_not_be_asked(library: Library, cold: FolderCold) -> None:
-    library.put("t")
-    fill(library, "t", 100)
-    library.seal("t", 50)
-    move(library, cold)
-    library.close()
-    directory = Path(library.directory)
+    directory = left_cold(library, cold, 100)
     assert CliRunner().invoke(fsck_command, [str(directory), "--cold", str(cold.root / "nowhere")]).exit_code == 2
     assert not (cold.root / "nowhere").exists()
 

@@ -29,8 +29,7 @@ def ran(*command: object, cwd: Path = ROOT, **env: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = list((ROOT / "_native").glob(f"*{sysconfig.get_config_var('EXT_SUFFIX')}"))
-    if not built:
-        pytest.skip("the extensions are not built in place (make build)")
+    assert built, "the extensions are not built in place (make build)"
     folder = tmp_path_factory.mktemp("wheel")
     inside = folder / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "topicsd/_native"
     inside.mkdir(parents=True)

@@ -22,19 +22,14 @@ from topicsd.engine.frames import Deletion
 from topicsd.segments import names
 from topicsd.segments.cold import cold_name
 from topicsd.segments.names import Name, Place, Spot
+from topicsd.segments.rows import BODY_BYTES, COLD, FILE, ROW, TOPIC_BYTES, bodies_of, topics_of
 
-COLD = 3
 MAGIC = b"TPF1"
 HEADER_BYTES = 64
-BODY_BYTES = 128
 TRIES = 3  # a checkpoint may remove what was listed a moment ago
 REASONS = {0: "deleted", 1: "cap", 2: "ttl", 3: "mixed", 4: "recreated", 5: "source_trim", 6: "corrupt"}
 _HEAD = struct.Struct("<4sIBBHIQQQQQ")  # up to `position`
-_ROW = struct.Struct("<4Q8I")
-_FILE = struct.Struct("<5Q4IQ")
-_TOPIC_BYTES = 240
-_TOPIC_ID, _EARLIEST, _COUNTS = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<6I")
-_EARLIEST_AT, _COUNTS_AT = 96, 216
+_EARLIEST, _EARLIEST_AT = struct.Struct("<Q"), 96
 _WANTED = {frames.START, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.DELETE, frames.FLOOR, frames.SEGMENT}
 
 
@@ -126,8 +121,8 @@ def _take(topic: TopicState, made: Range) -> None:
 
 def range_of(body: bytes, topic_id: int, data_dir: Path) -> Range:
     """Decode a struct segment_body."""
-    first, last, last_ts, _, _, _, has_file, flags, data_at, index_at, tags_at, _ = _ROW.unpack_from(body)
-    _, file_topic, name, edition, _, _, _, kind, _, _ = _FILE.unpack_from(body, _ROW.size)
+    first, last, last_ts, _, _, _, has_file, flags, data_at, index_at, tags_at, _ = ROW.unpack_from(body)
+    _, file_topic, name, edition, _, _, _, kind, _, _ = FILE.unpack_from(body, ROW.size)
     if not has_file:
         return Range(first, last, last_ts, None, REASONS.get(flags >> 8 & 0xFF, "corrupt"))
     if kind == 1:
@@ -152,24 +147,19 @@ def cold_path(data_dir: Path, name: Name) -> Path:
 
 def _packed(section: memoryview, data_dir: Path, known: set[int]) -> Iterator[TopicState]:
     """The topics of a snapshot's section (docs/format/snapshot.md), but for those that a newer layer has or knows to be gone."""
-    at = 0
-    while at < len(section):
-        (size,) = _TOPIC_ID.unpack_from(section, at)
-        row = bytes(section[at + 8 : at + 8 + size])
-        at += 8 + size
-        if _TOPIC_ID.unpack_from(row)[0] in known:
+    for topic_id, row in topics_of(section):
+        if topic_id in known:
             continue
-        (topic_id,), (earliest,) = _TOPIC_ID.unpack_from(row), _EARLIEST.unpack_from(row, _EARLIEST_AT)
-        name_bytes, dead_letter_bytes, rows, *_ = _COUNTS.unpack_from(row, _COUNTS_AT)
-        topic = TopicState(row[_TOPIC_BYTES : _TOPIC_BYTES + name_bytes].decode(), topic_id, max(earliest, 1))
-        bodies_at = _TOPIC_BYTES + (name_bytes + dead_letter_bytes + 7) // 8 * 8
-        marks_at = bodies_at + rows * BODY_BYTES
-        for number in range(rows):
-            body = row[bodies_at + number * BODY_BYTES : bodies_at + (number + 1) * BODY_BYTES]
+        (earliest,) = _EARLIEST.unpack_from(row, _EARLIEST_AT)
+        name_bytes, bodies = bodies_of(row)
+        topic = TopicState(str(row[TOPIC_BYTES : TOPIC_BYTES + name_bytes], "utf-8"), topic_id, max(earliest, 1))
+        marks_at = bodies.stop
+        for at in bodies:
+            body = bytes(row[at : at + BODY_BYTES])
             one = range_of(body, topic_id, data_dir)
-            if _ROW.unpack_from(body)[-1]:
+            if ROW.unpack_from(body)[-1]:
                 marks_bytes = (one.last_seq - one.first_seq) // 64 * 8 + 8
-                one = Range(one.first_seq, one.last_seq, one.last_ts, one.place, one.why, row[marks_at : marks_at + marks_bytes])
+                one = Range(one.first_seq, one.last_seq, one.last_ts, one.place, one.why, bytes(row[marks_at : marks_at + marks_bytes]))
                 marks_at += marks_bytes
             topic.ranges[one.first_seq] = one
         yield topic

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from topicsd import snapshot
+from topicsd.segments.rows import FILE, ROW
 
 Line = dict[str, Any]
-_TOPIC, _RANGE, _FILE, _RUN = struct.Struct("<2Q72s16Q6I"), struct.Struct("<4Q8I"), struct.Struct("<5Q4IQ"), struct.Struct("<2Q2I")
+_TOPIC, _RUN = struct.Struct("<2Q72s16Q6I"), struct.Struct("<2Q2I")
 _NOTE = struct.Struct("<2Q4I")
 _ENTRY_BYTES, _ORIGIN_BYTES, _WINDOW_BYTES, _PART_BYTES = 24, 24, 32, 12
 _NUMBERS = (
@@ -60,10 +61,10 @@ def _topic(row: memoryview) -> Iterator[Line]:
     at = aligned(at + name_bytes + dead_bytes)
     marked = []
     for _ in range(ranges):
-        first, last, _ts, live_bytes, live, _deleted, has_file, flags, *_places, marks = _RANGE.unpack_from(row, at)
+        first, last, _ts, live_bytes, live, _deleted, has_file, flags, *_places, marks = ROW.unpack_from(row, at)
         line: Line = {"range": [first, last], "live": live, "live_bytes": live_bytes, "flags": flags}
         if has_file:
-            _serial, owner, name_of, edition, size, _rows, _state, kind, _suspect, _next = _FILE.unpack_from(row, at + _RANGE.size)
+            _serial, owner, name_of, edition, size, _rows, _state, kind, _suspect, _next = FILE.unpack_from(row, at + ROW.size)
             line["file"] = {"kind": KINDS.get(kind, kind), "topic_id": owner, "name": name_of, "edition": edition, "bytes": size}
         if marks:
             marked.append((line, (last - first) // 64 * 8 + 8))

@@ -1,4 +1,7 @@
-"""What a snapshot says of sealed ranges (docs/format/snapshot.md, section `topics`), held against the files that are there."""
+"""What a snapshot says of sealed ranges (docs/format/snapshot.md, section `topics`), held against the files that are there.
+
+Whoever reads such rows takes their form from here.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from topicsd.segments import names
 from topicsd.segments.verify import Problem
 
 OWN, PACK, COLD = 1, 2, 3
-_BYTES, _COUNTS = struct.Struct("<Q"), struct.Struct("<3I")
-_TOPIC_BYTES, _COUNTS_AT = 240, 216
-_ROW, _FILE = struct.Struct("<4Q8I"), struct.Struct("<5Q4IQ")
+ROW, FILE = struct.Struct("<4Q8I"), struct.Struct("<5Q4IQ")  # struct segment_body: a range, and its file
+BODY_BYTES = ROW.size + FILE.size
+TOPIC_BYTES = 240  # in front of a topic's name
+_NUMBER, _COUNTS = struct.Struct("<Q"), struct.Struct("<3I")
+_COUNTS_AT = 216
 
 Range = tuple[int, int, int, int, int]  # topic id, first seq, last seq, where its data and its index begin
 
@@ -28,26 +33,37 @@ class Sealed(NamedTuple):
     edition: int
 
 
+def topics_of(section: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield each topic's id and row. Raises struct.error where the section is damaged."""
+    at = 0
+    while at < len(section):
+        (size,) = _NUMBER.unpack_from(section, at)
+        (topic_id,) = _NUMBER.unpack_from(section, at + _NUMBER.size)
+        yield topic_id, section[at + _NUMBER.size : at + _NUMBER.size + size]
+        at += _NUMBER.size + size
+
+
+def bodies_of(raw: memoryview) -> tuple[int, range]:
+    """Of a topic's row: the bytes of its name, and where each range's struct segment_body begins."""
+    name_bytes, dead_letter_bytes, rows = _COUNTS.unpack_from(raw, _COUNTS_AT)
+    at = TOPIC_BYTES + (name_bytes + dead_letter_bytes + 7) // 8 * 8
+    return name_bytes, range(at, at + rows * BODY_BYTES, BODY_BYTES)
+
+
 def sealed_ranges(found: snapshot.Chain) -> Iterator[Sealed]:
     """Yield every range with a file. Raises struct.error where the section is damaged."""
     known: set[int] = set()
     for layer in found.layers:
-        section, at = layer.sections.get("topics", memoryview(b"")), 0
-        while at < len(section):
-            (size,) = _BYTES.unpack_from(section, at)
-            (topic_id,) = _BYTES.unpack_from(section, at + _BYTES.size)
+        for topic_id, raw in topics_of(layer.sections.get("topics", memoryview(b""))):
             if topic_id not in known:
                 known.add(topic_id)
-                yield from _of_topic(topic_id, section[at + _BYTES.size : at + _BYTES.size + size])
-            at += _BYTES.size + size
+                yield from _of_topic(topic_id, raw)
         known.update(layer.gone)
 
 
 def _of_topic(topic_id: int, raw: memoryview) -> Iterator[Sealed]:
-    name_bytes, dead_letter_bytes, rows = _COUNTS.unpack_from(raw, _COUNTS_AT)
-    at = _TOPIC_BYTES + (name_bytes + dead_letter_bytes + 7) // 8 * 8
-    for body in range(at, at + rows * (_ROW.size + _FILE.size), _ROW.size + _FILE.size):
-        row, file = _ROW.unpack_from(raw, body), _FILE.unpack_from(raw, body + _ROW.size)
+    for body in bodies_of(raw)[1]:
+        row, file = ROW.unpack_from(raw, body), FILE.unpack_from(raw, body + ROW.size)
         if row[6]:
             yield Sealed((topic_id, row[0], row[1], row[8] * 8, row[9] * 8), file[7], file[2], file[3])
 
