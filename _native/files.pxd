@@ -48,6 +48,7 @@ ctypedef struct Files:
     int (*mkdir)(void *context, const char *path, int mode) noexcept nogil
     int (*sync_directory)(void *context, const char *path) noexcept nogil
     int64_t (*size)(void *context, int fd) noexcept nogil
+    int64_t (*free_bytes)(void *context, const char *directory) noexcept nogil     # of the disk that it is on
 
 # The shipped table: static, never freed.
 cdef const Files *real_files() noexcept nogil
@@ -62,6 +63,7 @@ cdef class FileSystem:
 
 # The shipped functions with a Python hook around each call (tests only: takes the GIL).
 cdef class WatchedFiles(FileSystem):
+    cdef public int64_t free     # bytes, what free_bytes says; -1: what is so
     cdef int64_t asked(self, tuple call)
     cdef int64_t told(self, tuple call, int64_t result)
     cdef report(self)

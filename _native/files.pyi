@@ -11,6 +11,8 @@ class WatchedFiles(FileSystem):
     sync_directory(path). Both hooks may be called from any thread. A hook that raises makes the call fail with EIO.
     """
 
+    free: int  # bytes that the disk is said to have left; -1: what is so
+
     def before(self, kind: str, *args: object) -> int:
         """Return 0 to let the call happen, -errno to fail it; for a pwritev k > 0 writes k bytes and then fails with EIO."""
     def after(self, kind: str, result: int, *args: object) -> None:

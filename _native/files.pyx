@@ -13,6 +13,11 @@ from posix.uio cimport iovec, pwritev as posix_pwritev
 from posix.unistd cimport close as posix_close, fdatasync as posix_fdatasync, fsync as posix_fsync, pread as posix_pread
 from posix.unistd cimport pwrite, unlink as posix_unlink
 
+cdef extern from "<sys/statvfs.h>" nogil:
+    struct struct_statvfs "statvfs":
+        uint64_t f_bavail, f_frsize
+    int statvfs(const char *path, struct_statvfs *found)
+
 cdef extern from *:
     """
     #ifndef _GNU_SOURCE
@@ -220,6 +225,11 @@ cdef int64_t real_size(void *context, int fd) noexcept nogil:
     return <int64_t>found.st_size if fstat(fd, &found) == 0 else -errno
 
 
+cdef int64_t real_free_bytes(void *context, const char *directory) noexcept nogil:
+    cdef struct_statvfs found
+    return <int64_t>(found.f_bavail * found.f_frsize) if statvfs(directory, &found) == 0 else -errno
+
+
 cdef Files REAL
 
 REAL.context = NULL
@@ -238,6 +248,7 @@ REAL.unlink = real_unlink
 REAL.mkdir = real_mkdir
 REAL.sync_directory = real_sync_directory
 REAL.size = real_size
+REAL.free_bytes = real_free_bytes
 
 
 cdef const Files *real_files() noexcept nogil:
@@ -279,6 +290,8 @@ cdef class WatchedFiles(FileSystem):
         self.table.unlink = watched_unlink
         self.table.mkdir = watched_mkdir
         self.table.sync_directory = watched_sync_directory
+        self.table.free_bytes = watched_free_bytes
+        self.free = -1
 
     def before(self, kind, *args):
         """Return 0 to let the call happen, -errno to fail it; for a pwritev k > 0 writes k bytes and then fails with EIO."""
@@ -342,6 +355,11 @@ cdef int watched_start_write(void *context, Flight *flight, int fd, const void *
 
 cdef int64_t watched_end_write(void *context, Flight *flight, uint64_t wait_ns) noexcept nogil:
     return flight.result
+
+
+cdef int64_t watched_free_bytes(void *context, const char *directory) noexcept nogil:
+    cdef int64_t told = (<WatchedFiles>context).free
+    return told if told >= 0 else real_free_bytes(NULL, directory)
 
 
 cdef int64_t watched_pread(void *context, int fd, void *destination, uint64_t bytes, uint64_t offset) noexcept with gil:

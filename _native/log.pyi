@@ -27,6 +27,7 @@ class Shard:
         group_commit_ms: float = 5.0,
         direct_io: bool = True,
         direct_always: int = 0,
+        flood_rate: int = 32,
     ) -> None: ...
     def start(self, report: WalkReport, *, generation: int = 1, boot_id: bytes = ...) -> None:
         """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable. Raises OSError."""
@@ -40,6 +41,11 @@ class Shard:
         """Make everything flushed durable. Raises OSError, and then the shard is read-only."""
     def prepare(self) -> None:
         """Make the next file when there is none. Raises OSError."""
+    def keep_spare(self) -> float:
+        """Do as the preparer does when it has nothing to prepare: make or remove one spare file if it is time. Seconds until the next look."""
+    @property
+    def spares(self) -> int:
+        """Files that wait for the next flood."""
     def write_mark(self, ts: int = 0) -> bool:
         """Write a mark if the log needs one, so that what is synced can be told from what is torn. Raises OSError."""
     def void(self, previous_end: int, frames: Iterable[bytes] = ()) -> None:

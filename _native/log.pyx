@@ -2,12 +2,13 @@
 
 import os
 
-from libc.errno cimport EAGAIN, EDQUOT, EFBIG, EINVAL, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
+from libc.errno cimport EAGAIN, EDQUOT, EFBIG, EINVAL, ENOENT, ENOMEM, ENOSPC, ENOSYS, EOPNOTSUPP, EROFS
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport abort, calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.fcntl cimport O_CREAT, O_RDWR, O_TRUNC
+from posix.stdlib cimport posix_memalign
 from posix.uio cimport iovec
 
 from topicsd._native.atomics cimport (
@@ -23,6 +24,8 @@ from topicsd._native.layout cimport (
     FRAME_HEADER_BYTES, FRAME_MAGIC, FRAME_MARK, FRAME_START, FSYNC_BUCKETS, LOG_FILES_MAX, LOG_FORMAT_VERSION, control, frame_header,
     log_file_row, shard_line, start_body,
 )
+from topicsd._native.log_spares cimport (
+    Spares, spares_add, spares_drop, spares_due, spares_fill, spares_flood, spares_take)
 from topicsd._native.log_walk cimport WalkReport
 
 cdef extern from "<pthread.h>" nogil:
@@ -37,7 +40,7 @@ cdef enum:
     PARTS_MAX = 4096                  # frames in a group; a longer one is flushed in between
     PAGE_BYTES = 4096                 # files are whole pages
     FILL_BYTES = 256 << 10            # a write of zeroes
-    FILL_RATE_MAX = 32                # bytes a microsecond; a log that grows faster than this is not filled ahead
+    FLOOD_RATE = 32                   # bytes a microsecond; a log that grows faster than this is not filled ahead, but has spares
     FILL_ALWAYS_BELOW = 16 << 20      # bytes of a file; a small one is used up at once by any burst
     FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
     FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled
@@ -48,6 +51,9 @@ cdef enum:
     WAY_CACHED = 2
     IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
     LONE_NS = 1000000                 # after idleness the first write is synced so soon: its answer goes first
+    QUIET_NS = 250 * 1000000          # a file that has lasted so long: spares may be filled
+    SPARE_REST_NS = 10 * 1000000      # between two of them
+    SPARE_LOOK_NS = 250 * 1000000
     ARMED_IDLE = 1                    # the syncer sleeps until something is written
     ARMED_TIMED = 2                   # it sleeps to the end of the interval; only ask_sync may wake it
 
@@ -60,7 +66,7 @@ cdef struct ShardState:
     const Files *files
     const char *directory
     uint16_t number
-    uint64_t first_file_bytes, file_bytes, reserve_bytes, group_commit_ns
+    uint64_t first_file_bytes, file_bytes, reserve_bytes, group_commit_ns, flood_rate
     uint64_t generation
     uint8_t boot_id[16]
     bint running
@@ -94,6 +100,7 @@ cdef struct ShardState:
     TailFile prepared
     uint64_t prepared_ready           # release after `prepared`; the writer sets it back to 0
     uint64_t want_first               # where the next file begins
+    Spares spares                     # under make_lock
     uint64_t prepare_error            # errno of the last try, 0 after success
     uint64_t preparing                # a prepare_loop runs
     uint64_t asked                    # sync up to here without waiting for the interval
@@ -162,6 +169,31 @@ cdef int fill_and_name(ShardState *s, int fd, uint64_t first_position, uint64_t 
 
 
 cdef int make_file(ShardState *s, uint64_t first_position, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
+    # As new_file; on a full disk in the room that spares have.
+    cdef int result = new_file(s, first_position, bytes, fill_bytes, out)
+    while no_room(-result) and s.spares.count:
+        spares_drop(&s.spares, s.files, s.directory)
+        result = new_file(s, first_position, bytes, fill_bytes, out)
+    return result
+
+
+cdef int take_spare(ShardState *s, uint64_t first_position, TailFile *out) noexcept nogil:
+    # A spare under its name, as new_file. -ENOENT: there is none. Under make_lock, with nothing prepared.
+    cdef char path[PATH_BYTES]
+    cdef int fd, result
+    path_of(s, first_position, True, path)
+    fd = spares_take(&s.spares, s.files, s.directory, path)
+    if fd < 0:
+        return fd
+    result = s.files.sync_directory(s.files.context, s.directory)
+    if result < 0:
+        s.files.close(s.files.context, fd)
+        return result
+    out.fd, out.first_position, out.bytes = fd, first_position, s.file_bytes
+    return 0
+
+
+cdef int new_file(ShardState *s, uint64_t first_position, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
     # A file under its name, with its room reserved and everything synced; or -errno. It takes the name of a prepared file that nobody has
     # written to, and then that one is let go. Under make_lock.
     cdef char temporary[PATH_BYTES]
@@ -217,7 +249,7 @@ cdef class Shard:
 
     def __cinit__(self, directory, int number=0, FileSystem files=None, *, uint64_t first_file_bytes=16 << 20, uint64_t file_bytes=64 << 20,
                   reserve_bytes=None, double group_commit_ms=5.0, bint direct_io=True,
-                  int direct_always=0):
+                  int direct_always=0, uint64_t flood_rate=FLOOD_RATE):
         if min(first_file_bytes, file_bytes) < PAGE_BYTES or first_file_bytes % PAGE_BYTES or file_bytes % PAGE_BYTES:
             raise ValueError(f"log files are whole pages of {PAGE_BYTES} bytes")
         self.directory = os.fsencode(directory)
@@ -230,9 +262,10 @@ cdef class Shard:
         self.state = <ShardState *>calloc(1, sizeof(ShardState))
         if self.line == NULL or self.rows == NULL or self.state == NULL:
             raise MemoryError
-        self.state.zeroes = <uint8_t *>calloc(1, FILL_BYTES)
-        if self.state.zeroes == NULL:
+        if posix_memalign(<void **>&self.state.zeroes, PAGE_BYTES, FILL_BYTES) != 0:
+            self.state.zeroes = NULL
             raise MemoryError
+        memset(self.state.zeroes, 0, FILL_BYTES)
         self.state.files = &self.file_system.table
         self.state.directory = self.directory
         self.state.number = number
@@ -242,6 +275,7 @@ cdef class Shard:
         self.state.group_commit_ns = <uint64_t>(group_commit_ms * 1e6)
         direct_open(&self.state.direct, direct_io)
         self.state.direct.always = direct_always
+        self.state.flood_rate = flood_rate
         pthread_mutex_init(&self.state.lock, NULL)
         pthread_mutex_init(&self.state.sync_lock, NULL)
         pthread_mutex_init(&self.state.make_lock, NULL)
@@ -278,6 +312,8 @@ cdef class Shard:
         s.tail_count = 0
         if s.prepared_ready:
             s.files.close(s.files.context, s.prepared.fd)
+        while s.spares.count:
+            spares_drop(&s.spares, s.files, s.directory)
         if s.void_end:
             s.files.close(s.files.context, s.void_file.fd)
         direct_close(&s.direct, s.files)
@@ -417,7 +453,7 @@ cdef class Shard:
         if s.keep_cached or s.direct.refused:
             return
         if s.end - s.group_start >= <uint64_t>DIRECT_LEAST_BYTES or s.direct.always > 1:
-            crowded = s.queued > 1
+            crowded = s.queued > 1 or s.flights
             self.fill_page()
             if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page(), crowded):
                 s.way = WAY_DIRECT
@@ -643,7 +679,7 @@ cdef class Shard:
         pthread_mutex_lock(&s.make_lock)
         now_ns = clock_mono_ns()
         store_relaxed_64(&s.lasted_ns, now_ns - s.rotated_ns if s.rotated_ns else 0)
-        s.rotated_ns = now_ns
+        store_relaxed_64(&s.rotated_ns, now_ns)
         s.current = s.prepared
         direct_forget(&s.direct, s.files)
         s.want_first = s.current.first_position + s.current.bytes
@@ -699,12 +735,13 @@ cdef class Shard:
     # ---- the preparer ---------------------------------------------------------------------------------------------------
 
     cdef uint64_t fill_bytes(self) noexcept nogil:
-        # Zeroes make each sync cheap, and write every byte twice: where the disk's throughput is what counts, room alone is reserved.
+        # Zeroes make each sync cheap, and write every byte twice: where the disk's throughput is what counts, room alone is reserved, unless there
+        # are spares.
         cdef ShardState *s = self.state
         cdef uint64_t lasted_ns = load_relaxed_64(&s.lasted_ns)
-        if lasted_ns == 0 or s.file_bytes < FILL_ALWAYS_BELOW:
+        if lasted_ns == 0 or (s.file_bytes < FILL_ALWAYS_BELOW and s.flood_rate):
             return s.file_bytes
-        return 0 if s.file_bytes > lasted_ns // 1000 * FILL_RATE_MAX else s.file_bytes
+        return 0 if s.file_bytes > lasted_ns // 1000 * s.flood_rate else s.file_bytes
 
     cdef int prepare_once(self) noexcept nogil:
         cdef ShardState *s = self.state
@@ -717,7 +754,7 @@ cdef class Shard:
         if s.prepared_ready or not s.running:
             pthread_mutex_unlock(&s.make_lock)
             return 0
-        result = make_file(s, s.want_first, s.file_bytes, self.fill_bytes(), &s.prepared)
+        result = self.prepare_file()
         failed = load_relaxed_64(&s.prepare_error)
         store_release_64(&s.prepare_error, <uint64_t>-result)
         if result == 0:
@@ -728,8 +765,47 @@ cdef class Shard:
         pthread_mutex_unlock(&s.make_lock)
         return result
 
+    cdef int prepare_file(self) noexcept nogil:
+        cdef ShardState *s = self.state
+        cdef uint64_t filled = self.fill_bytes()
+        cdef int result
+        if filled == 0:
+            spares_flood(&s.spares, clock_mono_ns())
+        result = take_spare(s, s.want_first, &s.prepared)
+        if result == -ENOENT:
+            result = make_file(s, s.want_first, s.file_bytes, filled, &s.prepared)
+        return result
+
+    cdef uint64_t keep_spares(self, uint32_t bell) noexcept nogil:
+        # Fill or drop one if it is time; the nanoseconds until the next look. The preparer, with its bell as it last saw it.
+        cdef ShardState *s = self.state
+        cdef uint64_t now_ns = clock_mono_ns(), next_ns = SPARE_LOOK_NS
+        cdef uint32_t due, serial = s.spares.next_serial
+        cdef int fd
+        if (s.spares.wanted == 0 and s.spares.count == 0) or load_acquire_64(&s.poison):
+            return IDLE_NS
+        pthread_mutex_lock(&s.make_lock)
+        due = spares_due(&s.spares, s.files.free_bytes(s.files.context, s.directory), s.file_bytes, now_ns)
+        if s.spares.count > due:
+            spares_drop(&s.spares, s.files, s.directory)
+            next_ns = SPARE_REST_NS
+        elif s.spares.count == due:
+            due = 0
+        pthread_mutex_unlock(&s.make_lock)
+        if s.spares.count >= due or now_ns - load_relaxed_64(&s.rotated_ns) < <uint64_t>QUIET_NS:
+            return next_ns
+        s.spares.next_serial += 1
+        fd = spares_fill(s.files, s.directory, serial, s.file_bytes, s.zeroes, FILL_BYTES, &s.prepare_bell, bell)
+        if fd < 0:
+            return SPARE_LOOK_NS if fd != -EAGAIN else 0
+        pthread_mutex_lock(&s.make_lock)
+        spares_add(&s.spares, serial, fd)
+        pthread_mutex_unlock(&s.make_lock)
+        return SPARE_REST_NS
+
     cdef void prepare_loop(self) noexcept nogil:
         cdef ShardState *s = self.state
+        cdef uint64_t wait_ns
         cdef uint32_t bell
         store_seq_cst_64(&s.preparing, 1)
         while True:
@@ -737,7 +813,9 @@ cdef class Shard:
             if load_acquire_64(&s.stopping):
                 break
             if load_acquire_64(&s.prepared_ready):
-                futex_wait(&s.prepare_bell, bell, IDLE_NS)
+                wait_ns = self.keep_spares(bell)
+                if wait_ns:
+                    futex_wait(&s.prepare_bell, bell, <int64_t>wait_ns)
             elif self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
                 futex_wait(&s.prepare_bell, bell, PREPARE_RETRY_NS)
         store_seq_cst_64(&s.preparing, 0)
@@ -1093,6 +1171,18 @@ cdef class Shard:
         with nogil:
             result = self.prepare_once()
         checked(result, self.directory)
+
+    def keep_spare(self) -> float:
+        """Do as the preparer does when it has nothing to prepare: make or remove one spare file if it is time. Seconds until the next look."""
+        cdef uint64_t wait_ns
+        with nogil:
+            wait_ns = self.keep_spares(load_seq_cst_32(&self.state.prepare_bell))
+        return wait_ns / 1e9
+
+    @property
+    def spares(self) -> int:
+        """Files that wait for the next flood."""
+        return self.state.spares.count
 
     def write_mark(self, uint64_t ts=0) -> bool:
         """Write a mark if the log needs one, so that what is synced can be told from what is torn. Raises OSError."""

@@ -51,6 +51,7 @@ NICE = 5  # of the thread that writes snapshots and removes files
 NOTES = "notes"  # the section of what held-up routers have still to copy
 SYNC_LOOK_S = 0.001
 WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold up the log's writes on the same disk
+FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, however fast it came
 RETRY_MS = 10_000  # after a snapshot that could not be written
 
 log = structlog.get_logger("checkpoint")
@@ -187,9 +188,16 @@ class Checkpoints:
         if store.clock.mono_ms() < self.not_before_ms or any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
             return False
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
-        if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size):
+        if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size) and not self._only_costs(grown):
             return True
         return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= options.every_ms and self._would_free()
+
+    def _only_costs(self, grown: int) -> bool:
+        """Tell whether a flood goes on of which nothing is sealed yet: then a snapshot lets no file go, and its rows are what the flood waits for."""
+        patience = limits.CHECKPOINT_FLOOD_FACTOR * max(self.options.log_bytes, self.size)
+        rate = grown * 1000 // max(self.store.clock.mono_ms() - self.taken_ms, 1)
+        calm = rate < limits.FLOOD_BYTES_PER_S or grown < FLOOD_BYTES_MIN
+        return not calm and grown < patience and self.store.engine.segments.published == self.published
 
     def _would_free(self) -> bool:
         segments = self.store.engine.segments

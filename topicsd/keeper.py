@@ -34,7 +34,6 @@ LOOK_S = 0.25  # how often it asks whether somebody wants a topic sealed
 ROUND_S_MIN = 1.0  # between two rounds over all topics; a round that takes long is followed by a longer pause
 ROUND_SHARE = 20
 BEHIND_BYTES_MAX = 1 << 30  # so much may wait to be sealed before the keeper takes CPU time from who serves requests
-FLOOD_BYTES_PER_S = 256 << 20  # what the log takes a second when the disk is for it alone
 FLOOD_BYTES_MAX = 8 << 30  # so much may wait before a flood pays for its segments at once,
 FLOOD_DISK_SHARE = 8  # at most this part of what the disk has free,
 FLOOD_MEMORY_SHARE = 3  # and this part of the machine's memory: the index of what waits is then at most a thirtieth of it
@@ -75,7 +74,7 @@ class Flood:
         took_s = time.monotonic() - self._at_s
         if took_s > LOOK_S / 2:
             written = self._log_bytes()
-            self._is_on = written - self._written >= FLOOD_BYTES_PER_S * took_s
+            self._is_on = written - self._written >= limits.FLOOD_BYTES_PER_S * took_s
             self._written, self._at_s = written, time.monotonic()
         return self._is_on
 

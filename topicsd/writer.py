@@ -156,6 +156,7 @@ class Loop:
         self.sequencer.reap_dead()
         self.store.heal()
         self.store.checkpoints.step()
+        self.store.figures.set("log_spares", sum(shard.spares for shard in self.store.shards))
         if self.sequencer.quiet():
             self.idle_ticks += 1
             if self.idle_ticks == MARK_AFTER_TICKS:

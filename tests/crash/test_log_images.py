@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,30 @@ def test_every_image_of_a_log_with_large_groups_that_end_on_a_page(tmp_path: Pat
         assert shard.counters()["direct_bytes"] > 0
     assert any(header(raw)["type"] == MARK and header(raw)["length"] > 64 for raw in walk(root)[1])
     assert judge_all_images(files, history, scratch, range(4), first) > 40
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_every_image_of_a_log_that_takes_files_made_ahead(tmp_path: Path, seed: int) -> None:
+    """Spares are made, taken and dropped between the groups; a cut may leave one under either name or under none."""
+    root, scratch = tmp_path / "disk", tmp_path / "scratch"
+    root.mkdir(), scratch.mkdir()
+    files, history, rng = FaultyFiles(root), History(), random.Random(seed)
+    shard = shard_at(root, files, flood_rate=0)
+    shard.start(walk(root)[0])
+    taken = 0
+    for _ in range(3):
+        while not shard.spares:
+            work(shard, files, history, rng, rounds=4)
+            time.sleep(0.3)
+            shard.keep_spare()
+        before = shard.spares
+        work(shard, files, history, rng, rounds=6)
+        taken += before - shard.spares
+    files.free = 0
+    shard.keep_spare()
+    shard.close()
+    assert taken >= 2
+    assert judge_all_images(files, history, scratch, range(4)) > 400
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 from fakes.in_process import numbers as values
-from topicsd import snapshot
+from topicsd import checkpoint, limits, snapshot
 from topicsd._native.log_walk import LogFormatError
 from topicsd.checkpoint import LAYERS_A_CHAIN
 from topicsd.segments.fsck import fsck
@@ -922,6 +922,38 @@ def test_a_checkpoint_is_due_by_bytes_and_by_what_would_go_and_not_again_at_once
         clock.advance(5_000)
         step()
     assert taken() == [3, 4]  # nothing more would go
+    engine.close()
+
+
+@pytest.mark.parametrize("ends_by", ["calm", "seal", "amount"])
+def test_in_a_flood_of_which_nothing_is_sealed_a_checkpoint_waits(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    monkeypatch.setattr(limits, "FLOOD_BYTES_PER_S", 50_000)
+    monkeypatch.setattr(checkpoint, "FLOOD_BYTES_MIN", 100_000)
+    engine = Library(str(tmp_path), clock, file_bytes=LOG_FILE_BYTES, checkpoints=(100_000, 600_000))
+    step, taken = engine.store.checkpoints.step, lambda: snapshot.numbers(tmp_path)
+
+    def grow(log_bytes: int) -> None:
+        while engine.store.shards[0].written_position < log_bytes:
+            fill(engine, "t", 5, 1000)
+
+    clock.advance(1000)
+    grow(300_000)
+    step()
+    assert taken() == []
+    if ends_by == "calm":
+        clock.advance(10_000)
+    elif ends_by == "seal":
+        engine.seal("t")
+    else:
+        clock.advance(1000)
+        grow(790_000)
+        step()
+        assert taken() == []
+        grow(800_001)
+    step()
+    assert taken() == [1]
     engine.close()
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from topicsd import errors, keeper
+from topicsd import errors, keeper, limits
 from topicsd.api import sealing
 from topicsd.figures import Figures
-from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, FLOOD_BYTES_PER_S, LOOK_S, PACE, Flood, Keeper, Line
+from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, LOOK_S, PACE, Flood, Keeper, Line
 from topicsd.segments.sealing import Done, Policy
 
 
@@ -84,7 +84,7 @@ def test_a_flood_is_what_the_log_takes_a_second(monkeypatch: pytest.MonkeyPatch)
     shared = SimpleNamespace(shard=lambda number: {"bytes_written": written[0] if number == 2 else 0})
     flood = Flood(shared)  # type: ignore[arg-type]
     assert not flood.is_on(), "what was written before says nothing"
-    rate = FLOOD_BYTES_PER_S
+    rate = limits.FLOOD_BYTES_PER_S
     for seconds, gained, is_on in ((1.0, 0, False), (1.0, rate, True), (0.01, 0, True), (0.5, rate, True), (2.0, rate, False)):
         now_s[0] += seconds
         written[0] += gained

@@ -460,3 +460,105 @@ def test_the_preparer_tries_again_until_there_is_room(directory: Path, files: Fa
 def test_sizes_that_are_no_whole_pages_are_refused(directory: Path) -> None:
     with pytest.raises(ValueError, match="whole pages"):
         Shard(directory, file_bytes=5000)
+
+
+def flooded(directory: Path, files: FaultyFiles | None = None, **options) -> Shard:
+    """A shard for which any speed is a flood, that has used up several files."""
+    shard = started(directory, files, flood_rate=0, **options)
+    for seq in range(1, 61):  # 15 in each file
+        shard.append(entry(seq))
+        shard.flush_group()
+    assert shard.counters()["rotations"] == 3
+    return shard
+
+
+def with_spares(directory: Path, files: FaultyFiles | None = None) -> Shard:
+    shard = flooded(directory, files)
+    wait_until(lambda: shard.keep_spare() is not None and shard.spares == 3)
+    return shard
+
+
+def spare_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("spare-*.preparing"))
+
+
+def test_after_a_flood_as_many_files_as_it_used_up_wait_for_the_next_one(directory: Path) -> None:
+    """The first file lasted an unknown time: the one behind it is no flood's yet."""
+    shard = with_spares(directory)
+    assert shard.keep_spare() > 0
+    spares = spare_files(directory)
+    assert [path.read_bytes() for path in spares] == [bytes(16384)] * 3
+    made = {path.stat().st_ino for path in spares}
+    for seq in range(61, 121):
+        shard.append(entry(seq))
+        shard.flush_group()
+    assert made < {path.stat().st_ino for path in directory.glob("*.log")}
+    assert (shard.spares, spare_files(directory)) == (0, [])
+    assert shown(directory) == list(range(1, 121))
+    wait_until(lambda: shard.keep_spare() is not None and shard.spares == 4)  # this one used up one more than there were
+    assert (shard.keep_spare() > 0, shard.spares) == (True, 4)
+
+
+def test_no_spare_is_made_while_a_flood_goes_on_or_for_a_log_that_has_none(directory: Path) -> None:
+    shard = flooded(directory)
+    assert (shard.keep_spare() > 0, shard.spares) == (True, 0)
+    calm = started(directory.with_name("shard-01"))
+    for seq in range(1, 61):
+        calm.append(entry(seq))
+        calm.flush_group()
+    time.sleep(0.3)
+    assert (calm.keep_spare() > 0, calm.spares) == (True, 0)
+
+
+def test_a_restart_and_an_end_remove_spares(directory: Path) -> None:
+    killed = with_spares(directory)
+    assert len(spare_files(directory)) == killed.spares
+    shard = started(directory)
+    assert spare_files(directory) == []
+    shard.close()
+    other = directory.with_name("shard-01")
+    with_spares(other).close()
+    assert spare_files(other) == []
+
+
+def test_a_full_disk_gives_the_room_of_spares_to_a_file_of_another_size(directory: Path, files: FaultyFiles) -> None:
+    shard = with_spares(directory, files)
+    files.space = files.used()
+    position = shard.append(entry(61, 20_000))  # needs a file of its own size
+    shard.flush_group()
+    assert (position > 0, shard.read_only, shard.spares) == (True, 0, 1)
+    assert shown(directory) == list(range(1, 62))
+
+
+def test_spares_go_when_the_disk_is_nearly_full(directory: Path, files: FaultyFiles) -> None:
+    shard = with_spares(directory, files)
+    files.free = 65536  # with the spares themselves 98304: an eighth of that is less than one
+    wait_until(lambda: shard.keep_spare() is not None and shard.spares == 0)
+    assert spare_files(directory) == []
+    files.free = -1
+    wait_until(lambda: shard.keep_spare() is not None and shard.spares == 3)
+
+
+@pytest.mark.parametrize("kind", ["open", "fallocate", "pwritev", "fsync"])
+def test_a_spare_that_cannot_be_made_is_none_and_leaves_nothing(directory: Path, files: FaultyFiles, kind: str) -> None:
+    shard = flooded(directory, files)
+    time.sleep(0.3)
+    files.fail(kind, path=b"spare-", error=errno.ENOSPC, forever=True)
+    assert shard.keep_spare() > 0
+    assert (shard.spares, spare_files(directory), shard.read_only) == (0, [], 0)
+    files.heal()
+    wait_until(lambda: shard.keep_spare() is not None and shard.spares == 3)
+
+
+@pytest.mark.parametrize("kind", ["rename", "sync_directory"])
+def test_a_spare_that_cannot_be_taken_is_not_lost_work(directory: Path, files: FaultyFiles, kind: str) -> None:
+    shard = with_spares(directory, files)
+    files.fail(kind)
+    for seq in range(61, 121):
+        try:
+            shard.append(entry(seq))
+        except OSError:
+            shard.prepare()
+            shard.append(entry(seq))
+        shard.flush_group()
+    assert shown(directory) == list(range(1, 121))
