@@ -8,6 +8,7 @@
 #            is -EIO. At most IOV_PARTS_MAX parts. After an error any part of the bytes may be in the file.
 #   pread    reads until `bytes` or the end of the file and returns how many it got.
 #   punch    frees the range's blocks; it then reads as zeroes. The size stays.
+#   blank    keeps the range's blocks, unwritten; it then reads as zeroes, and a write of a part of a page need not read the rest of it.
 #   fallocate reserves blocks and grows the size; the range reads as zeroes.
 # Nothing here is retried after an error: what a failed write or sync left behind is unknown, and the caller must not believe in it.
 from libc.stdint cimport int64_t, uint64_t
@@ -42,6 +43,7 @@ ctypedef struct Files:
     int (*fdatasync)(void *context, int fd) noexcept nogil
     int (*fsync)(void *context, int fd) noexcept nogil
     int (*fallocate)(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept nogil
+    int (*blank)(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept nogil
     int (*punch)(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept nogil
     int (*rename)(void *context, const char *source, const char *destination) noexcept nogil
     int (*unlink)(void *context, const char *path) noexcept nogil

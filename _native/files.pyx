@@ -47,6 +47,7 @@ cdef extern from *:
     }
     #define PUNCH_MODE (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
     """
+    const int FALLOC_FL_ZERO_RANGE
     int linux_fallocate(int fd, int mode, off_t offset, off_t bytes) nogil
     int aio_setup(unsigned long *context) nogil
     int aio_destroy(unsigned long context) nogil
@@ -198,6 +199,13 @@ cdef int real_punch(void *context, int fd, uint64_t offset, uint64_t bytes) noex
     return 0
 
 
+cdef int real_blank(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept nogil:
+    while linux_fallocate(fd, FALLOC_FL_ZERO_RANGE, <off_t>offset, <off_t>bytes) != 0:
+        if errno != EINTR:
+            return -errno
+    return 0
+
+
 cdef int real_rename(void *context, const char *source, const char *destination) noexcept nogil:
     return 0 if posix_rename(source, destination) == 0 else -errno
 
@@ -242,6 +250,7 @@ REAL.pread = real_pread
 REAL.fdatasync = real_fdatasync
 REAL.fsync = real_fsync
 REAL.fallocate = real_fallocate
+REAL.blank = real_blank
 REAL.punch = real_punch
 REAL.rename = real_rename
 REAL.unlink = real_unlink
@@ -285,6 +294,7 @@ cdef class WatchedFiles(FileSystem):
         self.table.fdatasync = watched_fdatasync
         self.table.fsync = watched_fsync
         self.table.fallocate = watched_fallocate
+        self.table.blank = watched_blank
         self.table.punch = watched_punch
         self.table.rename = watched_rename
         self.table.unlink = watched_unlink
@@ -406,6 +416,10 @@ cdef int on_range(void *context, str kind, int fd, uint64_t offset, uint64_t byt
 
 cdef int watched_fallocate(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept with gil:
     return on_range(context, "fallocate", fd, offset, bytes, real_fallocate)
+
+
+cdef int watched_blank(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept with gil:
+    return on_range(context, "blank", fd, offset, bytes, real_blank)
 
 
 cdef int watched_punch(void *context, int fd, uint64_t offset, uint64_t bytes) noexcept with gil:

@@ -107,8 +107,9 @@ cdef class Shard:
     cdef void sync_loop(self, control *bell) noexcept nogil
     # Make the next file when there is none. 0 (also when there was nothing to do) or -errno.
     cdef uint64_t fill_bytes(self) noexcept nogil
-    cdef int prepare_file(self) noexcept nogil
-    cdef uint64_t keep_spares(self, uint32_t bell) noexcept nogil
+    cdef int prepare_now(self, bint waited_for) noexcept nogil
+    cdef int prepare_file(self, bint waited_for) noexcept nogil
+    cdef uint64_t keep_spares(self) noexcept nogil
     cdef int prepare_once(self) noexcept nogil
     # The preparer's thread: until stop(). After a failure tries again every 200 ms, and then clears ENOSPC.
     cdef void prepare_loop(self) noexcept nogil

@@ -51,7 +51,7 @@ cdef enum:
     WAY_CACHED = 2
     IDLE_NS = 1000 * 1000000          # a loop that missed its wake by a bug still gets up
     LONE_NS = 1000000                 # after idleness the first write is synced so soon: its answer goes first
-    QUIET_NS = 250 * 1000000          # a file that has lasted so long: spares may be filled
+    QUIET_BYTES = 256 << 10           # a log that has grown by less since the last look, or the begin of a spare, leaves the disk to it
     SPARE_REST_NS = 10 * 1000000      # between two of them
     SPARE_LOOK_NS = 250 * 1000000
     ARMED_IDLE = 1                    # the syncer sleeps until something is written
@@ -641,7 +641,7 @@ cdef class Shard:
             return 0
         # With a preparer at work wait for it, but not again and again when it has already failed.
         if not load_acquire_64(&s.preparing) or not load_acquire_64(&s.prepare_error):
-            self.prepare_once()
+            self.prepare_now(True)
         error = load_acquire_64(&s.prepare_error)
         if not load_acquire_64(&s.prepared_ready):
             store_seq_cst_64(&self.line.read_only, error if error else ENOSPC)
@@ -744,6 +744,9 @@ cdef class Shard:
         return 0 if s.file_bytes > lasted_ns // 1000 * s.flood_rate else s.file_bytes
 
     cdef int prepare_once(self) noexcept nogil:
+        return self.prepare_now(False)
+
+    cdef int prepare_now(self, bint waited_for) noexcept nogil:
         cdef ShardState *s = self.state
         cdef uint64_t poison = load_acquire_64(&s.poison)
         cdef uint64_t failed
@@ -754,7 +757,7 @@ cdef class Shard:
         if s.prepared_ready or not s.running:
             pthread_mutex_unlock(&s.make_lock)
             return 0
-        result = self.prepare_file()
+        result = self.prepare_file(waited_for)
         failed = load_relaxed_64(&s.prepare_error)
         store_release_64(&s.prepare_error, <uint64_t>-result)
         if result == 0:
@@ -765,23 +768,26 @@ cdef class Shard:
         pthread_mutex_unlock(&s.make_lock)
         return result
 
-    cdef int prepare_file(self) noexcept nogil:
+    cdef int prepare_file(self, bint waited_for) noexcept nogil:
+        # In a flood, and where the writer waits, a spare where there is one.
         cdef ShardState *s = self.state
         cdef uint64_t filled = self.fill_bytes()
-        cdef int result
+        cdef int result = -ENOENT
         if filled == 0:
             spares_flood(&s.spares, clock_mono_ns())
-        result = take_spare(s, s.want_first, &s.prepared)
+        if filled == 0 or waited_for:
+            result = take_spare(s, s.want_first, &s.prepared)
         if result == -ENOENT:
             result = make_file(s, s.want_first, s.file_bytes, filled, &s.prepared)
         return result
 
-    cdef uint64_t keep_spares(self, uint32_t bell) noexcept nogil:
-        # Fill or drop one if it is time; the nanoseconds until the next look. The preparer, with its bell as it last saw it.
+    cdef uint64_t keep_spares(self) noexcept nogil:
+        # Fill or drop one if it is time; the nanoseconds until the next look. The preparer.
         cdef ShardState *s = self.state
-        cdef uint64_t now_ns = clock_mono_ns(), next_ns = SPARE_LOOK_NS
+        cdef uint64_t now_ns = clock_mono_ns(), next_ns = SPARE_LOOK_NS, written = self.written(), grown = written - s.spares.looked_at
         cdef uint32_t due, serial = s.spares.next_serial
         cdef int fd
+        s.spares.looked_at = written
         if (s.spares.wanted == 0 and s.spares.count == 0) or load_acquire_64(&s.poison):
             return IDLE_NS
         pthread_mutex_lock(&s.make_lock)
@@ -792,12 +798,13 @@ cdef class Shard:
         elif s.spares.count == due:
             due = 0
         pthread_mutex_unlock(&s.make_lock)
-        if s.spares.count >= due or now_ns - load_relaxed_64(&s.rotated_ns) < <uint64_t>QUIET_NS:
+        if s.spares.count >= due or grown >= <uint64_t>QUIET_BYTES:
             return next_ns
         s.spares.next_serial += 1
-        fd = spares_fill(s.files, s.directory, serial, s.file_bytes, s.zeroes, FILL_BYTES, &s.prepare_bell, bell)
+        fd = spares_fill(s.files, s.directory, serial, s.file_bytes, s.zeroes, FILL_BYTES, &self.line.written,
+                         written + <uint64_t>QUIET_BYTES)
         if fd < 0:
-            return SPARE_LOOK_NS if fd != -EAGAIN else 0
+            return SPARE_LOOK_NS
         pthread_mutex_lock(&s.make_lock)
         spares_add(&s.spares, serial, fd)
         pthread_mutex_unlock(&s.make_lock)
@@ -813,9 +820,8 @@ cdef class Shard:
             if load_acquire_64(&s.stopping):
                 break
             if load_acquire_64(&s.prepared_ready):
-                wait_ns = self.keep_spares(bell)
-                if wait_ns:
-                    futex_wait(&s.prepare_bell, bell, <int64_t>wait_ns)
+                wait_ns = self.keep_spares()
+                futex_wait(&s.prepare_bell, bell, <int64_t>wait_ns)
             elif self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
                 futex_wait(&s.prepare_bell, bell, PREPARE_RETRY_NS)
         store_seq_cst_64(&s.preparing, 0)
@@ -1176,7 +1182,7 @@ cdef class Shard:
         """Do as the preparer does when it has nothing to prepare: make or remove one spare file if it is time. Seconds until the next look."""
         cdef uint64_t wait_ns
         with nogil:
-            wait_ns = self.keep_spares(load_seq_cst_32(&self.state.prepare_bell))
+            wait_ns = self.keep_spares()
         return wait_ns / 1e9
 
     @property

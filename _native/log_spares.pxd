@@ -5,7 +5,7 @@
 # flood took, filled while nothing is written, for the next one: SPARES_MAX at most, and no more than a share of the free disk. After SPARE_KEEP_NS
 # without a flood they are removed; on a full disk at once.
 #
-#   name   spare-<serial>.preparing   in the shard's directory: nothing but zeroes, synced; a start removes what is there
+#   name   spare-<serial>.preparing   in the shard's directory: reads as zeroes, synced; a start removes what is there
 #   taken  renamed to its position, as any prepared file; the directory is synced then
 #
 # Owner: the preparer's thread fills; `make_lock` of the shard covers everything else. What is being filled is nobody else's.
@@ -21,6 +21,7 @@ cdef struct Spares:
     uint32_t serial[SPARES_MAX]
     int fd[SPARES_MAX]
     uint32_t next_serial
+    uint64_t looked_at         # `written` at the preparer's last look
     uint64_t flood_ns          # when the last flood took a file, or would have
 
 # A flood needs a file. The next floods' spares follow.
@@ -29,10 +30,10 @@ cdef void spares_flood(Spares *spares, uint64_t now_ns) noexcept nogil
 cdef uint32_t spares_due(const Spares *spares, int64_t free_bytes, uint64_t file_bytes, uint64_t now_ns) noexcept nogil
 # Rename the last one: its descriptor, or -errno; -ENOENT: there is none. The caller syncs the directory.
 cdef int spares_take(Spares *spares, const Files *files, const char *directory, const char *path) noexcept nogil
-# Make one of `bytes`, whole pages, but do not add it: its descriptor, or -errno. -EAGAIN: `bell` has rung, there is better to do. `zeroes`: so many
-# stand there, on a page.
+# Make one of `bytes`, whole pages, but do not add it: its descriptor, or -errno. -EAGAIN: the log is `written` up to `stop` meanwhile, the disk has
+# better to do. `zeroes`: so many stand there, on a page.
 cdef int spares_fill(const Files *files, const char *directory, uint32_t serial, uint64_t bytes, const uint8_t *zeroes, uint64_t zero_bytes,
-                     const uint32_t *bell, uint32_t rung) noexcept nogil
+                     const uint64_t *written, uint64_t stop) noexcept nogil
 cdef void spares_add(Spares *spares, uint32_t serial, int fd) noexcept nogil
 # Remove one.
 cdef void spares_drop(Spares *spares, const Files *files, const char *directory) noexcept nogil

@@ -1,12 +1,12 @@
 """Make files of the log ahead of a flood (page of truth: log_spares.pxd)."""
 
-from libc.errno cimport EAGAIN, ENOENT
+from libc.errno cimport EAGAIN, ENOENT, ENOSYS, EOPNOTSUPP
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from posix.fcntl cimport O_CREAT, O_RDWR, O_TRUNC
 from posix.uio cimport iovec
 
-from topicsd._native.atomics cimport load_seq_cst_32
+from topicsd._native.atomics cimport load_acquire_64
 from topicsd._native.direct_io cimport direct_file
 from topicsd._native.files cimport Files
 
@@ -49,7 +49,7 @@ cdef int spares_take(Spares *spares, const Files *files, const char *directory, 
 
 
 cdef int spares_fill(const Files *files, const char *directory, uint32_t serial, uint64_t bytes, const uint8_t *zeroes, uint64_t zero_bytes,
-                     const uint32_t *bell, uint32_t rung) noexcept nogil:
+                     const uint64_t *written, uint64_t stop) noexcept nogil:
     cdef char path[PATH_BYTES]
     cdef int direct, fd, result
     name_of(directory, serial, path)
@@ -59,9 +59,16 @@ cdef int spares_fill(const Files *files, const char *directory, uint32_t serial,
     result = files.fallocate(files.context, fd, 0, bytes)
     if result == 0:
         direct = direct_file(files, path)      # its pages are not to stay in memory: a flood goes past it
-        result = fill_zeroes(files, direct if direct >= 0 else fd, bytes, zeroes, zero_bytes, bell, rung)
+        result = fill_zeroes(files, direct if direct >= 0 else fd, bytes, zeroes, zero_bytes, written, stop)
         if direct >= 0:
             files.close(files.context, direct)
+    if result == 0:
+        result = files.fsync(files.context, fd)
+    if result == 0:
+        # The disk knows the blocks now. Written ones would make each small group read the page that it begins in.
+        result = files.blank(files.context, fd, 0, bytes)
+        if result == -EOPNOTSUPP or result == -ENOSYS:
+            result = 0
     if result == 0:
         result = files.fsync(files.context, fd)
     if result < 0:
@@ -71,14 +78,14 @@ cdef int spares_fill(const Files *files, const char *directory, uint32_t serial,
     return fd
 
 
-cdef int fill_zeroes(const Files *files, int fd, uint64_t bytes, const uint8_t *zeroes, uint64_t zero_bytes, const uint32_t *bell,
-                     uint32_t rung) noexcept nogil:
+cdef int fill_zeroes(const Files *files, int fd, uint64_t bytes, const uint8_t *zeroes, uint64_t zero_bytes, const uint64_t *written,
+                     uint64_t stop) noexcept nogil:
     cdef iovec part
     cdef uint64_t done = 0
     cdef int64_t result
     part.iov_base = <void *>zeroes
     while done < bytes:
-        if load_seq_cst_32(bell) != rung:
+        if load_acquire_64(written) >= stop:
             return -EAGAIN
         part.iov_len = min(zero_bytes, bytes - done)
         result = files.pwritev(files.context, fd, &part, 1, done)

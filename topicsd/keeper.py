@@ -70,11 +70,14 @@ class Flood:
         self._written, self._at_s, self._is_on = self._log_bytes(), time.monotonic(), False
 
     def is_on(self) -> bool:
-        """Tell whether it was so since the last call; what was told holds for the next LOOK_S / 2."""
+        """Tell whether it was so since the last call; what was told holds for the next LOOK_S / 2.
+
+        A flood lasts until the log takes half of what began it: work that had begun in between would else slow it down and find that it is none.
+        """
         took_s = time.monotonic() - self._at_s
         if took_s > LOOK_S / 2:
             written = self._log_bytes()
-            self._is_on = written - self._written >= limits.FLOOD_BYTES_PER_S * took_s
+            self._is_on = (written - self._written) * (2 if self._is_on else 1) >= limits.FLOOD_BYTES_PER_S * took_s
             self._written, self._at_s = written, time.monotonic()
         return self._is_on
 

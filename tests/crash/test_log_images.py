@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -148,7 +147,6 @@ def test_every_image_of_a_log_that_takes_files_made_ahead(tmp_path: Path, seed: 
     for _ in range(3):
         while not shard.spares:
             work(shard, files, history, rng, rounds=4)
-            time.sleep(0.3)
             shard.keep_spare()
         before = shard.spares
         work(shard, files, history, rng, rounds=6)

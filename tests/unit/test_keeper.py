@@ -85,7 +85,8 @@ def test_a_flood_is_what_the_log_takes_a_second(monkeypatch: pytest.MonkeyPatch)
     flood = Flood(shared)  # type: ignore[arg-type]
     assert not flood.is_on(), "what was written before says nothing"
     rate = limits.FLOOD_BYTES_PER_S
-    for seconds, gained, is_on in ((1.0, 0, False), (1.0, rate, True), (0.01, 0, True), (0.5, rate, True), (2.0, rate, False)):
+    turns = [(1.0, 0, False), (1.0, rate, True), (0.01, 0, True), (0.5, rate, True), (2.0, rate, True), (2.0, rate - 2, False), (2.0, rate, False)]
+    for seconds, gained, is_on in turns:  # it lasts until half of what began it
         now_s[0] += seconds
         written[0] += gained
         assert flood.is_on() == is_on, (seconds, gained)
