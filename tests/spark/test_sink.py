@@ -1,5 +1,6 @@
 """`df.write.format("topicsd")` and its stream: what arrives, what is refused, and that a replay writes nothing twice."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,31 @@ def test_a_write_with_an_id_that_is_cut_another_way_is_refused_and_writes_nothin
     with pytest.raises(Exception, match="that this one does not have"):
         other.write.format("topicsd").options(url=url(server), topic="cut", writeId="load 2").mode("append").save()
     assert sorted(record["data"] for record in read(server, "cut")) == list(range(100))
+
+
+def test_a_stream_that_is_cut_another_way_is_refused_and_writes_nothing_twice(spark: Any, server: Server, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    spark.range(100).selectExpr("id as n").coalesce(1).write.parquet(str(tmp_path / "in"))
+
+    def run(parts: int, folder: str, **options: str) -> None:
+        frame = spark.readStream.schema("n bigint").parquet(str(tmp_path / "in")).selectExpr("cast(n as string) as data").repartition(parts, "data")
+        writer = frame.writeStream.format("topicsd").options(url=url(server), topic=folder, maxRecordsPerBatch="10", **options)
+        assert writer.option("checkpointLocation", str(tmp_path / folder)).trigger(availableNow=True).start().awaitTermination(300)
+
+    with pytest.raises(StreamingQueryException):
+        run(3, "cut.stream")
+    assert len(read(server, "cut.stream")) < 100
+    run(1, "cut.stream")
+    assert sorted(record["data"] for record in read(server, "cut.stream")) == list(range(100))
+    for replay in (3, 1):  # the driver was killed between the write and its commit
+        for path in (tmp_path / "cut.stream/commits").glob("*0*"):
+            path.unlink()
+        with pytest.raises(StreamingQueryException) if replay == 3 else contextlib.nullcontext():  # the reason is in a cause alone
+            run(replay, "cut.stream")
+        assert sorted(record["data"] for record in read(server, "cut.stream")) == list(range(100))
+    run(3, "cut.wide", partitions="3")
+    assert sorted(record["data"] for record in read(server, "cut.wide")) == list(range(100))
 
 
 def test_a_batch_of_a_stream_that_is_replayed_writes_nothing_twice_even_in_another_order(spark: Any, server: Server, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from topicsd.lake.server import NotFoundError
 from topicsd.spark import options
-from topicsd.spark.rows import check_names, of_one_task, rows
+from topicsd.spark.rows import check_names, of_first_tasks, rows
 from topicsd.spark.send import Row, Sender, SinkError, body
 
 
@@ -146,12 +146,13 @@ def numbered(numbers: range) -> list[tuple[str, Row]]:
     return [("a", (b"%d" % n, None, None, None)) for n in numbers]
 
 
-def test_a_write_with_an_id_has_rows_in_its_first_partition_alone() -> None:
+def test_a_partition_behind_those_that_may_write_has_no_rows() -> None:
     batch, empty = pyarrow.record_batch({"data": ["1"]}), pyarrow.record_batch({"data": pyarrow.array([], pyarrow.string())})
-    assert list(of_one_task(iter([batch, batch]), 0, "w")) == [batch, batch]
-    assert list(of_one_task(iter([empty]), 3, "w")) == [empty]
-    with pytest.raises(SinkError, match=r"partition 3 has rows: write frame.coalesce\(1\) under writeId=w"):
-        list(of_one_task(iter([empty, batch]), 3, "w"))
+    assert list(of_first_tasks(iter([batch, batch]), 0, 1, "no")) == [batch, batch]
+    assert list(of_first_tasks(iter([batch]), 3, 4, "no")) == [batch]
+    assert list(of_first_tasks(iter([empty]), 3, 1, "no")) == [empty]
+    with pytest.raises(SinkError, match="partition 3 has rows: coalesce it"):
+        list(of_first_tasks(iter([empty, batch]), 3, 3, "coalesce it"))
 
 
 def test_a_topic_that_forgets_keys_too_early_is_refused_and_a_new_one_gets_the_window() -> None:

@@ -21,9 +21,14 @@ KNOWN = {
     "path", "url", "token", "topics", "columns", "maxpartitionbytes", "recordsperpartition", "startingoffsets", "endingoffsets", "startingtimestamp",
     "endingtimestamp", "oncorrupt", "failondataloss", "maxrecordspertrigger", "maxbytespertrigger",
 }  # fmt: skip
-SINK = {"path", "url", "token", "topic", "maxrecordsperbatch", "maxbytesperbatch", "maxretries", "replaywindow", "writeid", "checkpointlocation"}
+SINK = {
+    "path", "url", "token", "topic", "maxrecordsperbatch", "maxbytesperbatch", "maxretries", "replaywindow", "writeid", "partitions",
+    "checkpointlocation",
+}  # fmt: skip
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-Offsets = dict[str, dict[str, Any]]  # {topic: {"epoch": 16 hex digits, "next_seq": int}}
+# {topic: {"epoch": 16 hex digits, "next_seq": int}}; and of a topic that is read from its beginning, while next_seq is below them, "earliest_seq":
+# all below had gone when it got its place, and "floor": what of below has gone from an export since, or before, is no failure.
+Offsets = dict[str, dict[str, Any]]
 
 
 class OptionError(ValueError):
@@ -56,6 +61,11 @@ class Options:
     def root(self) -> Path:
         """What the names of an export's files are put behind: nothing, where an object store has them."""
         return Path() if is_url(self.path) else Path(self.path)
+
+    @property
+    def honest(self) -> bool:
+        """Whether a reader can tell a range from a record."""
+        return "_kind" in self.columns
 
     def schema(self) -> str:
         """The columns as Spark's DDL."""
@@ -104,6 +114,7 @@ class SinkOptions:
     retries: int
     window_ms: int
     write_id: str | None  # of a batch write that is to be repeated without writing twice
+    partitions: int  # of a stream: in so many each batch is cut, and in the same way whenever it is run
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
@@ -117,7 +128,7 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         told["url"], told.get("token"), told.get("topic"), _number(told, "maxrecordsperbatch") or 5000, _number(told, "maxbytesperbatch") or 4 << 20,
         _number(told, "maxretries", least=0) if "maxretries" in told else 8,  # type: ignore[arg-type]
-        _duration_ms(told.get("replaywindow", "7d")), told.get("writeid"),
+        _duration_ms(told.get("replaywindow", "7d")), told.get("writeid"), _number(told, "partitions") or 1,
     )  # fmt: skip
 
 

@@ -51,17 +51,14 @@ def rows(batch: pyarrow.RecordBatch, topic: str | None, first: int) -> Iterator[
         yield name, (data, tag, node, meta)
 
 
-def of_one_task(batches: Iterator[pyarrow.RecordBatch], partition: int, write_id: str) -> Iterator[pyarrow.RecordBatch]:
-    """The batches of the only task that may write under a write id. Raises SinkError where another partition has rows.
+def of_first_tasks(batches: Iterator[pyarrow.RecordBatch], partition: int, count: int, refusal: str) -> Iterator[pyarrow.RecordBatch]:
+    """The batches of a task, of which `count` may write under keys that come again. Raises SinkError where a partition behind them has rows.
 
     A task's keys are its own, and no task knows how many there are: were the rows cut another way the next time, some would go out again.
     """
     for batch in batches:
-        if partition and batch.num_rows:
-            raise SinkError(
-                f"a write with a writeId has one partition, and partition {partition} has rows: write frame.coalesce(1) under writeId={write_id}; "
-                "what partition 0 has written is not written again"
-            )
+        if partition >= count and batch.num_rows:
+            raise SinkError(f"partition {partition} has rows: {refusal}")
         yield batch
 
 

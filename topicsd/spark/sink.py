@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from topicsd.lake.server import Server
 from topicsd.spark.options import SinkOptions
-from topicsd.spark.rows import check_names, of_one_task, rows
+from topicsd.spark.rows import check_names, of_first_tasks, rows
 from topicsd.spark.send import Sender, Sent, SinkError, check_window
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         """Write a partition. Raises SinkError, ServerError."""
         task: Any = TaskContext.get()
         if self.options.write_id:
-            iterator = of_one_task(iterator, task.partitionId(), self.write_id)
+            refusal = (
+                f"a write with a writeId has one partition; write frame.coalesce(1) under writeId={self.write_id}: "
+                "what partition 0 has written is not written again"
+            )
+            iterator = of_first_tasks(iterator, task.partitionId(), 1, refusal)
         inside = [value for value in (task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)) if value]
         return self.send(":".join([*inside, self.write_id, str(task.partitionId())]), iterator)
 
@@ -92,7 +96,13 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if not query or not batch:
             raise SinkError("this Spark does not tell its tasks of the query and the batch, so a replay could not be told from a new batch")
-        return self.send(f"{query}:{batch}:{task.partitionId()}", iterator)
+        count = self.options.partitions
+        refusal = (
+            f"a stream writes from {'one partition' if count == 1 else f'{count} partitions, as the option partitions says'}, since a batch that is "
+            "replayed and cut another way would be written twice; write stream.coalesce(1), or a stream that is always cut the same way, as by "
+            "stream.repartition(4, column), with the option partitions=4. What has been written of this batch is not written again"
+        )
+        return self.send(f"{query}:{batch}:{task.partitionId()}", of_first_tasks(iterator, task.partitionId(), count, refusal))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Nothing to do: each chunk has been written for good."""
