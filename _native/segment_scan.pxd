@@ -11,7 +11,7 @@
 #
 #   column      topic seq ts node tag meta data _kind      seq_end  _err  _raw
 #   record      x     x   x  x    x   x    x    record     -        -     -        x as stored, - null; node, tag, meta null when absent
-#   gap         x     x   x  -    -   -    -    gap        x        x     -        seq .. seq_end; _err: the reason (docs/format/log.md, HOLE)
+#   gap         x     x   x  -    -   -    -    gap        x        x     -        seq .. seq_end (null: open); _err: why (docs/format/log.md, HOLE)
 #   corrupt     x     x   x  -    -   -    -    corrupt    x        x     x        ts null where no index tells it
 #
 # ts and its pages of memory: milliseconds become microseconds (timestamp[us, UTC]); 2^53 ms still fit.

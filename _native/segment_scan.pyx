@@ -79,7 +79,7 @@ cdef int _put_range_row(Scan *scan, bint corrupt, uint64_t first, uint64_t last,
     if failure == 0: failure = put_text(out, COLUMN_DATA, NULL, 0)
     if failure == 0: failure = put_meta(out, NULL, 0)
     if failure == 0: failure = put_text(out, COLUMN_KIND, kind, strlen(kind))
-    if failure == 0: failure = put_number(out, COLUMN_SEQ_END, True, <int64_t>last)
+    if failure == 0: failure = put_number(out, COLUMN_SEQ_END, last != 0, <int64_t>last)
     if failure == 0: failure = put_text(out, COLUMN_ERR, why, strlen(why))
     if failure == 0: failure = put_text(out, COLUMN_RAW, raw, raw_bytes)
     if failure == 0:
@@ -341,7 +341,10 @@ cdef class Scanner:
         return False
 
     def add_range(self, bytes topic not None, str kind not None, uint64_t first_seq, uint64_t last_seq, str why not None, ts=None):
-        """Add a row for first_seq .. last_seq that no segment tells of. kind: "gap" or "corrupt"; ts: epoch ms. Raises GapError."""
+        """Add a row for first_seq .. last_seq that no segment tells of; last_seq 0: nobody knows how far it goes. kind: "gap" or "corrupt".
+
+        ts: epoch ms. Raises GapError.
+        """
         cdef bytes words = why.encode()
         cdef int64_t time = -1 if ts is None else ts
         if kind not in ("gap", "corrupt"):

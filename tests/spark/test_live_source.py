@@ -51,7 +51,21 @@ def test_a_stream_of_a_server_goes_on_where_it_stopped(spark: Any, server: Serve
     assert drain(stream(), tmp_path) == [("ls.a", seq) for seq in range(31, 36)] + [("ls.b", 1), ("ls.b", 2)]
     assert server.ask("DELETE", "/v0/topics/ls.b")[0] == 200
     write(server, "ls.b", 1, 1)
-    assert drain(stream(), tmp_path) == [("ls.b", 1)]
+    assert drain(stream(), tmp_path) == [("ls.b", 1), ("ls.b", 3)]  # behind the old one's last: a row that says so
+    assert drain(stream(columns="topic,seq"), tmp_path / "plain") == [*(("ls.a", seq) for seq in range(1, 36)), ("ls.b", 1)]
+
+
+def test_what_a_server_has_evicted_before_a_first_read_is_a_row_that_fails_nothing(spark: Any, server: Server, tmp_path: Path) -> None:
+    assert server.ask("PUT", "/v0/topics/le", {"cap_records": 10})[0] < 300
+    write(server, "le", 1, 100)
+    source = {"url": url(server), "topics": "le"}
+    rows = spark.read.format("topicsd").options(**source).load().collect()
+    assert [(row.seq, row.seq_end, row._err) for row in rows if row._kind == "gap"] == [(1, 90, "cap")] and len(rows) == 11
+    plain = spark.read.format("topicsd").options(**source, columns="topic,seq").load()
+    assert sorted(row.seq for row in plain.collect()) == list(range(91, 101))
+    stream = spark.readStream.format("topicsd").options(**source, maxRecordsPerTrigger="4")
+    assert drain(stream.load(), tmp_path / "rows") == [("le", 1), *(("le", seq) for seq in range(91, 101))]
+    assert drain(stream.option("columns", "topic,seq").load(), tmp_path / "plain") == [("le", seq) for seq in range(91, 101)]
 
 
 def test_a_stream_whose_offset_retention_has_passed_fails_or_has_a_gap(spark: Any, server: Server, tmp_path: Path) -> None:

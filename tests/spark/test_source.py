@@ -1,5 +1,6 @@
 """`format("topicsd")` in a real Spark: batch and streaming from an export."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,21 @@ def test_a_stream_goes_on_where_it_stopped_and_meets_new_topics(spark: Any, lake
     lake.recreate("b")
     lake.write("b", records(1, 2))
     lake.export()
-    assert drain(spark, lake, tmp_path) == [[("b", 1), ("b", 2)]]
+    assert drain(spark, lake, tmp_path) == [[("b", 6)], [("b", 1), ("b", 2)]]  # a row that says so, and the new one
+
+
+def test_what_had_gone_before_a_first_read_is_a_row_that_fails_nothing(spark: Any, lake: Lake, tmp_path: Path) -> None:
+    lake.write("a", records(91, 10))
+    lake.export()
+    found = manifest.latest(lake.to)
+    assert found is not None
+    evicted = manifest.filled(replace(found.topics["a"], evict_floor=91), 1, 91, lambda _: "cap")
+    assert manifest.commit(lake.to, replace(found, number=2, topics={"a": evicted}))
+    rows = load(spark, lake).collect()
+    assert [(row.seq, row.seq_end, row._err) for row in rows if row._kind == "gap"] == [(1, 90, "cap")] and len(rows) == 11
+    assert sorted(row.seq for row in load(spark, lake, columns="seq").collect()) == list(range(91, 101))
+    assert drain(spark, lake, tmp_path) == [[("a", 1), *(("a", seq) for seq in range(91, 101))]]
+    assert drain(spark, lake, tmp_path / "plain", columns="topic,seq") == [[("a", seq) for seq in range(91, 101)]]
 
 
 def test_limits_cut_a_stream_into_batches_and_lose_nothing(spark: Any, lake: Lake, tmp_path: Path) -> None:

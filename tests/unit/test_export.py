@@ -112,7 +112,7 @@ def test_the_manifest_says_what_the_format_page_promises(data: Path, tmp_path: P
     beta = lines[2]
     assert {name: value for name, value in beta.items() if name != "segments"} == {
         "topic": "beta.x", "epoch": "00000000000000b2", "first_seq": 5, "next_seq": 13, "first_ts": 1005, "last_ts": 2000, "records": 1, "deleted": 1,
-        "holes": 5, "payload_bytes": 26, "corrupt_seqs": 0,
+        "holes": 5, "payload_bytes": 26, "corrupt_seqs": 0, "evict_floor": 1,
     }  # fmt: skip
     (row,) = beta["segments"]
     parts = (tmp_path / "to" / row["file"]).read_bytes()[row["data_offset"] : row["end_offset"]]

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,117 @@ def test_what_retention_took_before_it_came_fails_or_is_a_gap(lake: Lake) -> Non
     assert seqs(lake) == [("a", seq) for seq in [*range(1, 11), *range(31, 41)]]
     assert [(row["_kind"], row["seq"], row["seq_end"]) for row in rows(lake, "table_quarantine")] == [("gap", 11, 30)]
     assert days(lake)[0]["gone"] == 10
+
+
+def floors(lake: Lake, name: str, floor: int, live: int | None = None) -> None:
+    """Have the export's newest manifest say what the topic's source has lost below `floor`, and deleted below `live`, as a run of a server's does."""
+    found = manifest.latest(lake.to)
+    assert found is not None
+    topic = replace(found.topics.get(name) or manifest.Topic(name, lake.ids[name], ()), evict_floor=floor)
+    topics = found.topics | {name: manifest.filled(topic, 1, live or floor, lambda _: "cap")}
+    assert manifest.commit(lake.to, replace(found, number=found.number + 1, topics=topics))
+
+
+def gaps(lake: Lake) -> list[tuple[str, int, int | None, str]]:
+    return [(row["epoch"][-1], row["seq"], row["seq_end"], row["_err"]) for row in rows(lake, "table_quarantine")]
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_what_had_gone_before_the_first_batch_is_named_and_fails_nothing(lake: Lake, limit: int | None) -> None:
+    lake.write("a", records(91, 5))
+    lake.write("a", records(101, 5))
+    lake.export()
+    floors(lake, "a", 101)
+    ingest = job(lake, limit=limit)
+    batches = drain(ingest)
+    assert batches == (1 if limit is None else 5)  # what had gone in front is no record: it comes with the first ones
+    assert gaps(lake) == [("1", 1, 90, "cap"), ("1", 96, 100, "cap")] or limit is not None
+    assert sum(last - first + 1 for _, first, last, _ in gaps(lake) if last) == 95
+    assert seqs(lake) == [("a", seq) for seq in [*range(91, 96), *range(101, 106)]]
+    assert job(lake).batch() is None and all(day["clean"] for day in days(lake))
+
+
+def test_what_retention_took_between_two_exports_fails_or_is_named_with_its_reason(lake: Lake) -> None:
+    lake.write("a", records(1, 20))
+    lake.export()
+    drain(job(lake))
+    floors(lake, "a", 61)
+    with pytest.raises(GapError, match="topic a, seqs 21 to 60: lost \\(cap"):
+        drain(job(lake))
+    told_of = [day for day in days(lake) if not day["clean"]]
+    assert [(day["topic"], day["lost"]) for day in told_of] == [("a", [[21, 60]])]
+    drain(Ingest(run_here, told(lake, failOnDataLoss=False), table(lake)))
+    assert gaps(lake) == [("1", 21, 60, "cap")]
+    assert all(day["clean"] for day in days(lake))
+
+
+def test_what_was_deleted_is_no_gap(lake: Lake) -> None:
+    lake.write("a", records(1, 20))
+    lake.export()
+    drain(job(lake))
+    floors(lake, "a", 1, live=61)
+    assert drain(job(lake)) == 1 and job(lake).batch() is None
+    assert gaps(lake) == [] and all(day["clean"] for day in days(lake))
+
+
+def test_a_topic_made_again_is_noted_once_and_what_the_export_still_has_of_the_old_one_comes_first(lake: Lake) -> None:
+    lake.write("a", records(1, 5))
+    lake.export()
+    drain(job(lake))
+    lake.write("a", records(6, 3))
+    lake.export()
+    lake.recreate("a")
+    lake.write("a", records(1, 3))
+    lake.export()
+    killed = job(lake)
+    batch = killed.batch()
+    assert batch is not None and (batch.records, batch.recreated) == (3, 0)
+    batch = killed.batch()
+    assert batch is not None and (batch.records, batch.recreated, batch.quarantined) == (3, 1, 1)
+    assert killed.batch() is None
+    found = sorted((row["epoch"][-1], row["seq"]) for row in rows(lake))
+    assert found == [("1", seq) for seq in range(1, 9)] + [("2", seq) for seq in range(1, 4)]
+    assert gaps(lake) == [("1", 9, None, "recreated")]
+    assert all(day["clean"] for day in days(lake))
+    assert [(gap["from"], gap["to"], gap["why"]) for gap in Audit(table(lake), told(lake)).gaps()] == [(9, None, "recreated")]
+    lake.write("a", records(4, 2))
+    lake.export(prune=True)
+    drain(job(lake))
+    assert gaps(lake) == [("1", 9, None, "recreated")]
+
+
+def test_a_note_of_a_topic_made_again_is_made_once_by_a_job_that_is_killed_between_its_two_commits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.write("a", records(1, 5))
+    lake.export()
+    drain(job(lake))
+    lake.recreate("a")
+    lake.write("a", records(1, 3))
+    lake.export(prune=True)
+
+    class Killed(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    ingest = job(lake)
+    made = table(lake).table()
+    with monkeypatch.context() as patched:
+        commit = type(made).commit
+
+        def quarantine_alone(self: Any, *rest: Any) -> None:
+            if not self.path.name.endswith("_quarantine"):
+                die()
+            commit(self, *rest)
+
+        patched.setattr(type(made), "commit", quarantine_alone)
+        with pytest.raises(Killed):
+            ingest.batch()
+    assert gaps(lake) == [("1", 6, None, "recreated")]
+    drain(job(lake))
+    assert gaps(lake) == [("1", 6, None, "recreated")] and len(seqs(lake)) == 8
 
 
 # ---- payloads ---------------------------------------------------------------------------------------------------------------------------

@@ -12,31 +12,39 @@ from topicsd.spark.live import LiveReader, Span
 
 
 class FakeServer:
-    """Topics with records by seq, an epoch, an evict floor and holes (first, last): what diff answers of them, three records a page."""
+    """Topics with records by seq, an epoch, an evict floor, a first seq that deletes have moved and holes (first, last), as diff has them.
+
+    Three records a page.
+    """
 
     def __init__(self, **topics: dict[str, Any]) -> None:
         self.topics = topics
+        self.asked: list[tuple[str, int, int]] = []
 
     def listed(self) -> Any:
         for name, one in self.topics.items():
-            count = one["head"] - one.get("floor", 1) + 1
+            earliest = one.get("earliest", one.get("floor", 1))
+            count = one["head"] - earliest + 1
             yield {
-                "topic": name, "head_seq": one["head"], "earliest_seq": one.get("floor", 1), "count": count, "bytes": 50 * count,
+                "topic": name, "head_seq": one["head"], "earliest_seq": earliest, "count": count, "bytes": 50 * count,
                 "epoch": one.get("epoch", 7),
             }  # fmt: skip
 
-    def diff(self, topic: str, from_seq: int, *, epoch: int | None = None) -> bytes:
+    def diff(self, topic: str, from_seq: int, *, epoch: int | None = None, limit: int = 1000) -> bytes:
+        self.asked.append((topic, from_seq, limit))
         one = self.topics.get(topic)
         if one is None:
             raise NotFoundError("404", 404)
         floor, head, mine = one.get("floor", 1), one["head"], one.get("epoch", 7)
-        around: dict[str, Any] = {"head_seq": head, "earliest_seq": floor, "tombstone": None, "epoch": mine}
+        earliest = one.get("earliest", floor)
+        around: dict[str, Any] = {"head_seq": head, "earliest_seq": earliest, "tombstone": None, "epoch": mine}
         if mine != epoch or from_seq > head:
             around["tombstone"] = {"gap_from": 1, "gap_to": head, "reason": "recreated"}
             from_seq = floor - 1
         elif from_seq + 1 < floor:
             around["tombstone"] = {"gap_from": from_seq + 1, "gap_to": floor - 1, "reason": "cap"}
             from_seq = floor - 1
+        from_seq = max(from_seq, earliest - 1)  # deletes are silent
         records: list[dict[str, Any]] = []
         while len(records) < 3 and from_seq < head:
             hole = next((hole for hole in one.get("holes", ()) if hole[0] <= from_seq + 1 <= hole[1]), None)
@@ -107,8 +115,66 @@ def test_a_batch_is_planned_by_bytes_and_each_seq_stands_in_one_partition() -> N
     assert len(partitions) > 2
     spans = [span for part in partitions for span in part]
     seqs = [(span.topic, seq) for span in spans for seq in range(span.first_seq, span.last_seq + 1)]
-    assert seqs == [("a", seq) for seq in range(101, 1001)] + [("b", seq) for seq in range(1, 11)]
+    assert seqs == [("a", seq) for seq in range(1, 1001)] + [("b", seq) for seq in range(1, 11)]
     assert {span.floor for span in spans} == {101, 1}
+    assert [(span.first_seq, span.last_seq) for span in spans if span.why] == [(1, 100)]  # what had gone is not cut
+
+
+@pytest.mark.parametrize("columns", [{}, {"columns": "seq,data"}])
+def test_what_had_gone_before_a_first_read_is_a_row_or_nothing_and_never_fails(columns: dict[str, str]) -> None:
+    server = FakeServer(a={"head": 20, "floor": 9, "earliest": 12}, deleted={"head": 5, "earliest": 4}, all={"head": 6, "floor": 7})
+    asked = told(**columns)
+    found = live.listing(server, None)  # type: ignore[arg-type]
+    rest = [*range(12, 21), 4, 5]
+    batch = [span for spans in plan.live_batch(found, asked) for span in spans]
+    start = plan.bound(found.topics, "earliest", "")
+    assert start["a"] == {"epoch": f"{7:016x}", "next_seq": 1, "earliest_seq": 12}
+    end = plan.advanced(found, start, asked)
+    assert {name: one["next_seq"] for name, one in end.items()} == {"a": 21, "all": 7, "deleted": 6}
+    assert all(set(one) == {"epoch", "next_seq"} for one in end.values())
+    stream = [span for spans in plan.live_stream(start, end, asked) for span in spans]
+    for spans in (batch, stream):
+        reader = LiveReader(server, asked)  # type: ignore[arg-type]
+        rows = [row for made in reader.read(spans) for row in made.to_pylist()]
+        if columns:
+            assert sorted(row["seq"] for row in rows) == sorted(rest)
+        else:
+            assert sorted(row["seq"] for row in rows if row["_kind"] == "record") == sorted(rest)
+            gaps = [(row["topic"], row["seq"], row["seq_end"], row["_err"]) for row in rows if row["_kind"] == "gap"]
+            assert gaps == [("a", 1, 8, "cap"), ("all", 1, 6, "cap")]
+    assert ("deleted", 0, 1) in server.asked  # for what can only be a gap no page of records is asked
+    with pytest.raises(GapError, match="topic a, seqs 3 to 8"):  # who names a seq wants it
+        explicit = told(columns="seq,data", startingOffsets='{"a": 3}', topics="a")
+        read_plain(server, [span for spans in plan.live_batch(live.listing(server, ["a"]), explicit) for span in spans], explicit)  # type: ignore[arg-type]
+
+
+def read_plain(server: FakeServer, spans: list[Span], asked: options.Options) -> None:
+    list(LiveReader(server, asked).read(spans))  # type: ignore[arg-type]
+
+
+def test_what_goes_between_a_first_plan_and_its_reading_fails_or_is_a_row_of_its_own() -> None:
+    server, asked = FakeServer(a={"head": 20, "floor": 9}), told()
+    found = live.listing(server, None)  # type: ignore[arg-type]
+    start = plan.bound(found.topics, "earliest", "")
+    end = plan.advanced(found, start, asked)
+    server.topics["a"]["floor"] = 13
+    spans = [span for part in plan.live_stream(start, end, asked) for span in part]
+    with pytest.raises(GapError, match="topic a, seqs 9 to 12"):
+        read(server, spans)
+    assert read(server, spans, failOnDataLoss=False) == [("gap", 1, "8 cap"), ("gap", 9, "12 cap"), *records(13, 20)]
+
+
+def test_a_topic_made_again_begins_with_a_row_that_says_so() -> None:
+    server, asked = FakeServer(a={"head": 3, "epoch": 9}), told()
+    found = live.listing(server, None)  # type: ignore[arg-type]
+    start = {"a": {"epoch": f"{7:016x}", "next_seq": 21}}
+    place = plan.advanced(found, start, asked)
+    assert place == {"a": {"epoch": f"{9:016x}", "next_seq": 1}}
+    spans = [span for part in plan.live_stream(start, place, asked) for span in part]
+    assert read(server, spans) == [("gap", 21, "None recreated")] and server.asked == []
+    assert plan.live_stream(start, place, told(columns="seq,data")) == []
+    spans = [span for part in plan.live_stream(place, plan.advanced(found, place, asked), asked) for span in part]
+    assert read(server, spans) == records(1, 3)
 
 
 def test_the_partitions_of_a_stream_depend_on_its_offsets_alone() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,8 @@ def test_topics_that_appear_are_made_again_or_go_keep_the_stream_running() -> No
     later = manifest(topic("a", (1, 3), epoch=8), topic("new", (4, 6)))
     end = plan.advanced(later, start, told())
     assert end == {"a": at(1, 8), "gone": at(9), "new": at(4)}  # their places, and nothing read
-    assert plan.stream(later, ROOT, start, end, told()) == []
+    assert plan.stream(later, ROOT, start, end, told()) == [[Piece("a", 5, 0, None, "recreated")]]  # does not fail
+    assert plan.stream(later, ROOT, start, end, told(columns="seq,data")) == []
     last = plan.advanced(later, end, told())
     assert seqs(plan.stream(later, ROOT, end, last, told())) == [("a", 1), ("a", 2), ("a", 3), ("new", 4), ("new", 5), ("new", 6)]
     assert plan.advanced(later, last, told()) == last
@@ -180,3 +182,74 @@ def test_what_retention_has_taken_fails_or_is_a_gap() -> None:
     assert [(piece.first_seq, piece.last_seq, piece.place is None) for piece in pieces] == [(20, 49, True), (50, 99, False)]
     with pytest.raises(GapError, match="seqs 20 to 99"):
         plan.stream(manifest(topic("a", (1, 200), epoch=9)), ROOT, start, end, told())
+
+
+# ---- what had gone, and what went ---------------------------------------------------------------------------------------------------------
+
+
+def lost(first: int, last: int, why: str = "cap") -> Row:
+    return replace(row(first, last), file="", why=why, evicted=why != "deleted", end_offset=0)
+
+
+def ranges(partitions: list[list[Piece]]) -> list[tuple[int, int, str]]:
+    return [(piece.first_seq, piece.last_seq, piece.why) for pieces in partitions for piece in pieces]
+
+
+GONE = Topic("a", 7, (lost(1, 50), row(51, 60), lost(61, 80, "ttl"), lost(81, 90, "deleted"), row(91, 99)), evict_floor=81)
+
+
+def test_what_had_gone_before_a_first_read_is_a_row_and_never_fails() -> None:
+    found, wanted = manifest(GONE), [(1, 50, "cap"), (51, 60, ""), (61, 80, "ttl"), (91, 99, "")]
+    assert ranges(plan.batch(found, ROOT, told())) == wanted
+    start = plan.bound(found.topics, "earliest", "")
+    assert start == {"a": at(1) | {"earliest_seq": 51, "floor": 81}}
+    end = plan.advanced(found, start, told())
+    assert end == {"a": at(100)}
+    assert ranges(plan.stream(found, ROOT, start, end, told())) == wanted
+    plain = told(columns="seq,data")
+    assert ranges(plan.batch(found, ROOT, plain)) == [(51, 60, ""), (91, 99, "")]
+    assert (1, 50, "cap") not in ranges(plan.stream(found, ROOT, start, end, plain))
+
+
+def test_a_limited_stream_comes_past_what_had_gone_in_one_batch_and_remembers_it() -> None:
+    found = manifest(Topic("a", 7, (lost(1, 10**9), row(10**9 + 1, 10**9 + 60), lost(10**9 + 61, 2 * 10**9)), evict_floor=2 * 10**9 + 1))
+    start = plan.bound(found.topics, "earliest", "")
+    end = plan.advanced(found, start, told(), records=20)
+    assert end == {"a": at(10**9 + 21) | {"floor": 2 * 10**9 + 1}}
+    assert ranges(plan.stream(found, ROOT, start, end, told())) == [(1, 10**9, "cap"), (10**9 + 1, 10**9 + 20, "")]
+    third = plan.advanced(found, plan.advanced(found, end, told(), records=20), told(), records=20)
+    assert third == {"a": at(2 * 10**9 + 1)}
+
+
+def test_what_retention_took_behind_a_streams_offset_fails_or_is_a_row_with_its_reason() -> None:
+    found, start, end = manifest(Topic("a", 7, (row(1, 20), lost(21, 60, "ttl")), evict_floor=61)), {"a": at(21)}, {"a": at(61)}
+    assert plan.advanced(found, start, told()) == end
+    with pytest.raises(GapError, match="topic a, seqs 21 to 60: lost \\(ttl, before it was exported"):
+        plan.stream(found, ROOT, start, end, told())
+    assert ranges(plan.stream(found, ROOT, start, end, told(failOnDataLoss=False))) == [(21, 60, "ttl")]
+
+
+def test_what_a_prune_took_between_a_first_plan_and_its_reading_fails() -> None:
+    start, end = plan.bound({"a": GONE}, "earliest", ""), {"a": at(100)}
+    pruned = manifest(Topic("a", 7, (lost(1, 95), row(96, 99)), evict_floor=96))
+    with pytest.raises(GapError, match="topic a, seqs 81 to 95"):
+        plan.stream(pruned, ROOT, start, end, told())
+    rows = ranges(plan.stream(pruned, ROOT, start, end, told(failOnDataLoss=False)))
+    assert rows == [(1, 50, "cap"), (51, 80, "cap"), (81, 95, "cap"), (96, 99, "")]
+
+
+def test_what_an_export_still_has_of_a_topic_that_was_made_again_is_read_first() -> None:
+    older = (topic("a", (1, 40)), topic("a", (1, 6), epoch=8))
+    found, start = manifest(replace(topic("a", (1, 3), epoch=9), older=older)), {"a": at(21)}
+    got, steps = [], []
+    for _ in range(8):
+        end = plan.advanced(found, start, told())
+        got += [(piece.first_seq, piece.last_seq, piece.why) for part in plan.stream(found, ROOT, start, end, told()) for piece in part]
+        steps.append(end["a"])
+        if end == start:
+            break
+        start = end
+    assert steps == [at(41), at(1, 8), at(7, 8), at(1, 9), at(4, 9), at(4, 9)]
+    assert got == [(21, 40, ""), (41, 0, "recreated"), (1, 6, ""), (7, 0, "recreated"), (1, 3, "")]
+    fresh = plan.bound(found.topics, "earliest", "")
+    assert fresh == {"a": at(1, 9)}  # who begins now reads the newest alone

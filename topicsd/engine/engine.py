@@ -60,6 +60,7 @@ class Engine:
         self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
         self.timed_members: set[tuple[int, int]] = set()
         self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
+        self.capped: dict[int, tuple[int, int]] = {}  # slot -> (topic id, cap_lost that the log has)
         self.groups = Groups(self)
         self.queues = Queues(self)
         self.owed = Owed(self)
@@ -182,6 +183,7 @@ class Engine:
     def remove(self, slot: int) -> list[str]:
         """Take a topic out of the table with its routers and wake whoever waits for it; return the routers' names."""
         self.floors.pop(slot, None)
+        self.capped.pop(slot, None)
         self.groups.forget(self.sequencer.topic(slot)["topic_id"])
         self.owed.forget(self.sequencer.topic(slot)["topic_id"])
         routers = self.routers.drop_topic(self.sequencer.topic(slot)["topic_id"])
@@ -223,6 +225,7 @@ class Engine:
         if topic["count"] and before > topic["earliest"]:
             logged = not self.sequencer.only_in_memory(slot)
             if logged:
+                self.settle_cap(slot)
                 body = frames.delete_body(deletion)
                 self.sequencer.log_frame(topic["shard"], frames.DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
             deleted = self.apply_delete(slot, deletion)
@@ -302,6 +305,19 @@ class Engine:
         except OSError:
             return  # read-only: the floor holds in memory, and is written once the log takes frames again
         self.floors[slot] = (topic["topic_id"], topic["ttl_lost"])
+
+    def settle_cap(self, slot: int) -> None:
+        """Write down what a cap has taken, before a frame that says what was sealed or deleted. Raises OSError.
+
+        Replay knows it without: it is for who reads the log alone, an export, which could not tell what was evicted from what was deleted.
+        """
+        topic = self.sequencer.topic(slot)
+        known = topic["topic_id"], topic["cap_lost"]
+        if topic["cap_lost"] == 0 or self.capped.get(slot) == known or self.sequencer.only_in_memory(slot):
+            return
+        body = frames.floor_body(topic["ttl_lost"], topic["cap_lost"])
+        self.sequencer.log_frame(topic["shard"], frames.FLOOR, 0, known[0], topic["head"], self.clock.wall_ms(), body, True)
+        self.capped[slot] = known
 
     def _lower_ceiling(self, slot: int) -> None:
         topic = self.sequencer.topic(slot)

@@ -7,6 +7,7 @@ snapshots: the files themselves never change.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,6 +97,7 @@ class Segments:
             code = seal_core.BROKEN
         if code == seal_core.PUBLISHED:
             self.published += 1
+            self.engine.settle_cap(slot)
             first_seq = int.from_bytes(body[:8], "little")
             sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, first_seq, self.engine.clock.wall_ms(), body, True)
             code = self._apply(slot, body)
@@ -213,6 +215,10 @@ class Segments:
     def _seal(self, command: Json) -> Answer:
         """Ask the keeper for a topic; answer how far it is sealed and how far it could be."""
         slot = self.engine.existing(command["topic"])
+        if command.get("ask", True):
+            self.engine.settle_time(slot)
+            with contextlib.suppress(OSError):  # read-only: a later one tells it
+                self.engine.settle_cap(slot)
         topic = self.engine.sequencer.topic(slot)
         if command.get("ask", True):
             self.wanted[slot] = topic["topic_id"]

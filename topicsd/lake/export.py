@@ -86,6 +86,7 @@ class Exporter:
         self._bundled = 0
         self._sizes: dict[str, int] = {}
         self._rows: dict[str, list[Row]] = {}
+        self._begins: dict[str, int] = {}  # of topics of which a part is left out
 
     def run(self) -> Report:
         """Copy what is new and commit. Raises OSError, ManifestError, VerifyError, SegmentError: then nothing has been committed."""
@@ -115,6 +116,7 @@ class Exporter:
         known = {} if before is None or before.epoch != topic.epoch else {(row.segment_first, row.segment_last): row for row in before.rows}
         base = self._since.topics.get(topic.name) if self._since else None
         begin = base.next_seq if base is not None and base.epoch == topic.epoch else 0
+        self._begins[topic.name] = max(begin, 1)
         for sealed in topic.sealed:
             piece = sealed.piece
             if piece.last_seq and piece.last_seq < begin:
@@ -273,12 +275,16 @@ class Exporter:
     # ---- the manifest
 
     def _commit(self, seen: dict[str, SourceTopic], previous: Manifest | None) -> Manifest:
-        mine = {name: Topic(name, topic.epoch, tuple(sorted(self._rows[name], key=lambda row: row.first_seq))) for name, topic in seen.items()}
+        mine = {name: self._made(topic) for name, topic in seen.items()}
         while True:
             before = previous.topics if previous else {}
             topics = {name: topic for name, topic in before.items() if not (self._prune and matches(name, self._wanted) and name not in mine)}
             for name, topic in mine.items():
-                topics[name] = topic if self._prune and _not_newer(before.get(name), topic) else manifests.merged(before.get(name), topic)
+                merged = topic if self._prune and _not_newer(before.get(name), topic) else manifests.merged(before.get(name), topic)
+                floors = seen[name].floors
+                if floors is not None and merged.epoch == topic.epoch:
+                    merged = manifests.filled(merged, self._begins[name], floors.live, floors.why)
+                topics[name] = merged
             made = Manifest(previous.number + 1 if previous else 1, self._run, self._now_ms(), topics)
             self._report.changed = _unstamped(before) != _unstamped(topics)
             if self._quiet and previous and not self._report.changed:
@@ -286,6 +292,10 @@ class Exporter:
             if manifests.commit(self.storage, made):
                 return made
             previous = manifests.latest(self.storage)
+
+    def _made(self, topic: SourceTopic) -> Topic:
+        rows = tuple(sorted(self._rows[topic.name], key=lambda row: row.first_seq))
+        return Topic(topic.name, topic.epoch, rows, topic.floors.lost + 1 if topic.floors else 1)
 
     def _remove_litter(self) -> None:
         """Remove manifests that are old, and files that none of the others needs. "Now" is when the newest one was written: one clock says both."""
@@ -324,8 +334,8 @@ def flag_offsets(raw: _Raw, gone: Sequence[int]) -> list[int]:
 
 
 def _unstamped(topics: dict[str, Topic]) -> dict[str, Topic]:
-    """What readers see of them."""
-    return {name: replace(topic, rows=tuple(replace(row, stamp="") for row in topic.rows)) for name, topic in topics.items()}
+    """What readers see of them. A floor that moves through what the export has changes nothing for them."""
+    return {name: replace(topic, rows=tuple(replace(row, stamp="") for row in topic.rows), evict_floor=1) for name, topic in topics.items()}
 
 
 def _not_newer(old: Topic | None, new: Topic) -> bool:

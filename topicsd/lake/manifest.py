@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Row:
     parts_xxh3: str  # of all bytes from data_offset to end_offset
     stamp: str  # of the source's file: while it stays the segment is not read again
     why: str = ""
+    evicted: bool = False  # without a file: a cap or a lifetime took these before they were exported, diff tells them as lost below its floor
 
     def place(self, root: Path, epoch: int) -> Place:
         """Where a reader finds it."""
@@ -65,11 +66,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic's rows, ascending, without overlap. `epoch` is its topic id: a topic that is made again under its name has another."""
+    """A topic's rows, ascending, without overlap. `epoch` is its topic id: a topic that is made again under its name has another.
+
+    evict_floor: below it the source had lost records by the run; it may be that the rows have them. 1: nothing is lost, or nobody knows.
+    older: what the export still has of the topics that had this name before, ascending.
+    """
 
     name: str
     epoch: int
     rows: tuple[Row, ...]
+    evict_floor: int = 1
+    older: tuple[Topic, ...] = ()
 
     @property
     def next_seq(self) -> int:
@@ -78,6 +85,28 @@ class Topic:
     @property
     def first_seq(self) -> int:
         return self.rows[0].first_seq if self.rows else 1
+
+    @property
+    def earliest_seq(self) -> int:
+        """Behind what was evicted in front."""
+        out = self.first_seq
+        for row in self.rows:
+            if row.first_seq > out or row.file or not (row.evicted or row.why == DELETED):
+                break
+            out = row.last_seq + 1
+        return out
+
+    @property
+    def epochs(self) -> tuple[Topic, ...]:
+        """All that the export has under the name, ascending; the last one is this."""
+        return *self.older, self
+
+    def behind_gap(self, seq: int) -> int:
+        """The first seq from `seq` on that is in no range without a file."""
+        for row in self.rows:
+            if row.first_seq <= seq <= row.last_seq and not row.file:
+                seq = row.last_seq + 1
+        return seq
 
     def pending_bytes(self, first_seq: int) -> int:
         """About what its segments have from first_seq on."""
@@ -90,10 +119,15 @@ class Topic:
 
     def line(self) -> bytes:
         """Its line of the manifest."""
+        return orjson.dumps(self._members()) + b"\n"
+
+    def _members(self) -> dict[str, Any]:
         figures = {name: sum(getattr(row, name) for row in self.rows) for name in ("records", "deleted", "holes", "payload_bytes", "corrupt_seqs")}
         head = {"topic": self.name, "epoch": f"{self.epoch:016x}", "first_seq": self.first_seq, "next_seq": self.next_seq}
-        times = {"first_ts": self.rows[0].first_ts, "last_ts": self.rows[-1].last_ts} if self.rows else {}
-        return orjson.dumps(head | times | figures | {"segments": [asdict(row) for row in self.rows]}) + b"\n"
+        dated = [row for row in self.rows if not (row.evicted or row.why == DELETED)]
+        times = {"first_ts": dated[0].first_ts, "last_ts": dated[-1].last_ts} if dated else {}
+        more = {"evict_floor": self.evict_floor, "segments": [asdict(row) for row in self.rows]}
+        return head | times | figures | more | ({"older": [one._members() for one in self.older]} if self.older else {})
 
     def pieces(
         self, root: Path, first_seq: int = 0, end_seq: int | None = None, *, since: int | None = None, until: int | None = None
@@ -112,7 +146,7 @@ class Topic:
             if row.file and not ((since is not None and row.last_ts < since) or (until is not None and row.first_ts >= until)):
                 yield Piece(self.name, first, last, row.place(root, self.epoch))
             elif not row.file and row.why != DELETED:
-                yield Piece(self.name, first, last, None, row.why, row.last_ts)
+                yield Piece(self.name, first, last, None, row.why, row.last_ts or None, row.evicted)
             at = last + 1
         if at < end:
             yield Piece(self.name, at, end - 1, None, "missing")
@@ -136,7 +170,7 @@ class Manifest:
 
     def files(self) -> set[str]:
         """The files that it needs."""
-        return {row.file for topic in self.topics.values() for row in topic.rows if row.file}
+        return {row.file for topic in self.topics.values() for one in topic.epochs for row in one.rows if row.file}
 
 
 def parse(raw: bytes, where: object = "manifest") -> Manifest:
@@ -153,17 +187,23 @@ def parse(raw: bytes, where: object = "manifest") -> Manifest:
         topics = {}
         for line in raw[:cut].splitlines()[1:]:
             told = orjson.loads(line)
-            topics[told["topic"]] = Topic(told["topic"], int(told["epoch"], 16), tuple(_row(row) for row in told["segments"]))
+            topics[told["topic"]] = _topic(told)
         return Manifest(head["number"], head["run"], head["written_ms"], topics)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise ManifestError(f"{where}: damaged: {wrong}") from wrong
 
 
 _FIELDS = [one.name for one in fields(Row)]
+_ADDED = {"evicted": False}  # members that manifests of before do not have
+
+
+def _topic(told: dict[str, Any]) -> Topic:
+    rows, older = tuple(_row(row) for row in told["segments"]), tuple(_topic(one) for one in told.get("older", ()))
+    return Topic(told["topic"], int(told["epoch"], 16), rows, told.get("evict_floor", 1), older)
 
 
 def _row(told: dict[str, Any]) -> Row:
-    return Row(**{name: told[name] for name in _FIELDS})
+    return Row(**{name: told[name] for name in _FIELDS if name not in _ADDED}, **{name: told.get(name, value) for name, value in _ADDED.items()})
 
 
 def name_of(number: int) -> str:
@@ -243,14 +283,40 @@ def overlapping(rows: Iterable[Row], first_seq: int, last_seq: int) -> Iterator[
 
 
 def merged(old: Topic | None, new: Topic) -> Topic:
-    """A topic's rows after a run: those of the run, and the old ones below and above them. The later epoch alone counts.
+    """A topic's rows after a run: those of the run, and the old ones below and above them. Of another epoch the earlier one is an older topic.
 
     What lies between the run's first and last seq and is in none of its rows has been deleted: it goes.
     """
-    if old is None or old.epoch < new.epoch:
+    if old is None:
         return new
-    if old.epoch > new.epoch:
-        return old
+    if old.epoch != new.epoch:
+        first, last = (old, new) if old.epoch < new.epoch else (new, old)
+        older = {one.epoch: one for one in (*first.older, *last.older) if one.rows}
+        if first.epoch in older:
+            first = merged(older[first.epoch], replace(first, older=()))
+        if first.rows:
+            older[first.epoch] = replace(first, older=())
+        return replace(last, older=tuple(older[epoch] for epoch in sorted(older)))
     span = [replace(new.rows[0], last_seq=new.rows[-1].last_seq)] if new.rows else []
     rows = sorted([*new.rows, *without(old.rows, span)], key=lambda row: row.first_seq)
-    return Topic(new.name, new.epoch, tuple(rows))
+    return Topic(new.name, new.epoch, tuple(rows), max(old.evict_floor, new.evict_floor), old.older)
+
+
+def filled(topic: Topic, begin: int, live: int, why: Callable[[int], str]) -> Topic:
+    """With a row for all that stands in no file from `begin` on, below `live`: what the source lost below its evict floor, and what was deleted.
+
+    why: gives the reason of a loss that begins at a seq. What stands in no file from `live` on is left as it is: nobody knows why.
+    """
+    end, made = topic.evict_floor, []
+    whole = Row(begin, live - 1, begin, live - 1, 0, 0, 0, 0, 0, 0, 0, 0, "", 0, 0, 0, 0, "", "", "")
+    for gap in without([whole] if begin < live else [], topic.rows):
+        for first, last in ((gap.first_seq, min(gap.last_seq, end - 1)), (max(gap.first_seq, end), gap.last_seq)):
+            if first <= last:
+                lost = first < end
+                made.append(
+                    replace(
+                        gap, first_seq=first, last_seq=last, segment_first=first, segment_last=last,
+                        why=why(first) if lost else DELETED, evicted=lost,
+                    )
+                )  # fmt: skip
+    return replace(topic, rows=tuple(sorted([*topic.rows, *made], key=lambda row: row.first_seq)))

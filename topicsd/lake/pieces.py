@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from topicsd._native.segment import SegmentError
+from topicsd._native.segment import STATUS, SegmentError
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.segment_scan import COLUMN_NAMES, GapError, Scanner
 from topicsd.lake.parts import Files, MappedFiles
@@ -35,7 +35,10 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """Seqs first_seq .. last_seq of a topic, which stand in one segment; or, without a place, a range of which it is known why it has none."""
+    """Seqs first_seq .. last_seq of a topic, which stand in one segment; or, without a place, a range of which it is known why it has none.
+
+    last_seq 0: in a segment, up to its end; without a place, nobody knows how far the range goes.
+    """
 
     topic: str
     first_seq: int
@@ -43,6 +46,7 @@ class Piece:
     place: Place | None = None
     why: str = ""
     ts: int | None = None  # epoch ms of a range without a place
+    evicted: bool = False  # of a range without a place: retention took it before it was exported
 
 
 class Reader:
@@ -106,7 +110,7 @@ class Reader:
         except SegmentError as wrong:
             if wrong.status not in _DAMAGED_INDEX:
                 raise self._damaged(piece, wrong) from wrong
-            damage = str(wrong)
+            damage = _told(piece.place, wrong)
         except FileNotFoundError as wrong:
             damage = f"{wrong.filename} is missing"
             if self._missing != "corrupt" and not self._files.there(piece.place):
@@ -130,7 +134,7 @@ class Reader:
         if wrong.status == NEWER:  # no damage
             return wrong
         seq = self._next()
-        return DamagedError(piece.topic, seq, seq, str(wrong))
+        return DamagedError(piece.topic, seq, seq, str(wrong) if piece.place is None else _told(piece.place, wrong))
 
     def _fill(self, piece: Piece, place: Place, first_seq: int, index: bytes | None = None) -> Iterator[None]:
         last_seq = piece.last_seq or SEQ_MAX
@@ -161,3 +165,8 @@ class Reader:
             yield from self._fill(piece, place, first_seq, index)
         except SegmentError as wrong:
             raise self._damaged(piece, wrong) from wrong
+
+
+def _told(place: Place, wrong: SegmentError) -> str:
+    """What is wrong with which file."""
+    return f"{place.data.path}: {STATUS.get(wrong.status, wrong)}"

@@ -14,6 +14,7 @@ from topicsd.engine.frames import MATCH_NONE, MATCH_PREFIX, Deletion
 from topicsd.lake import state
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import pieces_by_names
+from topicsd.lake.state import Floors
 from topicsd.segments.names import Place
 
 
@@ -53,18 +54,19 @@ def _tagged(place: Place, deletion: Deletion) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class SourceTopic:
-    """A topic and its sealed ranges, ascending."""
+    """A topic and its sealed ranges, ascending. `floors`: what it has lost and deleted, as of the ranges; None where nobody knows."""
 
     name: str
     epoch: int
     sealed: tuple[Sealed, ...]
+    floors: Floors | None = None
 
 
 class Source(Protocol):
     """Lists what can be exported."""
 
     def topics(self) -> Iterator[SourceTopic]:
-        """Every topic that has a sealed range. Raises OSError."""
+        """Every topic. Raises OSError."""
         ...
 
 
@@ -79,15 +81,14 @@ class DirectorySource:
         self._names = names
 
     def topics(self) -> Iterator[SourceTopic]:
-        """Every topic that has a sealed range. Raises OSError, NewerSnapshotError, SegmentError for a newer format."""
+        """Every topic; of bare segments, every one that has a segment. Raises OSError, NewerSnapshotError, SegmentError for a newer format."""
         if self._names is not None or not (self.directory / "log").is_dir():
             yield from self._bare()
             return
         for topic in state.read(self.directory):
             ranges = (topic.ranges[first] for first in sorted(topic.ranges))
             sealed = tuple(Sealed(piece, one.marks, tuple(topic.deletions)) for one in ranges for piece in _piece(topic, one))
-            if sealed:
-                yield SourceTopic(topic.name, topic.topic_id, sealed)
+            yield SourceTopic(topic.name, topic.topic_id, sealed, topic.floors)
 
     def _bare(self) -> Iterator[SourceTopic]:
         grouped: dict[int, list[Sealed]] = {}
@@ -100,5 +101,5 @@ class DirectorySource:
 
 
 def _piece(topic: state.TopicState, one: state.Range) -> Iterator[Piece]:
-    if one.last_seq >= topic.floor:
-        yield Piece(topic.name, max(one.first_seq, topic.floor), one.last_seq, one.place, one.why, None if one.place else one.last_ts)
+    if one.last_seq >= topic.floors.begin:
+        yield Piece(topic.name, max(one.first_seq, topic.floors.begin), one.last_seq, one.place, one.why, None if one.place else one.last_ts)

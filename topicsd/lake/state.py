@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ HEADER_BYTES = 64
 TRIES = 3  # a checkpoint may remove what was listed a moment ago
 REASONS = {0: "deleted", 1: "cap", 2: "ttl", 3: "mixed", 4: "recreated", 5: "source_trim", 6: "corrupt"}
 _HEAD = struct.Struct("<4sIBBHIQQQQQ")  # up to `position`
-_EARLIEST, _EARLIEST_AT = struct.Struct("<Q"), 96
+_FLOORS, _FLOORS_AT = struct.Struct("<6Q"), 88  # head, earliest, cap_lost, ttl_lost, hole_lost, hole_reason
 _WANTED = {frames.START, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.DELETE, frames.FLOOR, frames.SEGMENT}
 
 
@@ -49,13 +49,47 @@ class Range:
     marks: bytes = b""
 
 
+@dataclass(frozen=True)
+class Floors:
+    """What a topic has lost, by the highest seq of each kind, and where it begins: what stands between was deleted."""
+
+    earliest: int = 1  # as of the snapshot: nothing below was live
+    deleted_below: int = 1  # since then: all that stood below was deleted
+    cap_lost: int = 0
+    ttl_lost: int = 0
+    hole_lost: int = 0
+    hole_reason: str = ""
+
+    @property
+    def lost(self) -> int:
+        """The highest seq that was lost: the evict floor is the one behind it."""
+        return max(self.cap_lost, self.ttl_lost, self.hole_lost)
+
+    @property
+    def begin(self) -> int:
+        """Segments count from here on; what was deleted since the snapshot is flagged in their copies."""
+        return max(self.earliest, self.lost + 1)
+
+    @property
+    def live(self) -> int:
+        """Nothing below is live."""
+        return max(self.begin, self.deleted_below)
+
+    def why(self, first_seq: int) -> str:
+        """The reason of a gap that begins at first_seq, as diff names it."""
+        reasons = {"cap"} if self.cap_lost >= first_seq else set()
+        reasons |= {"ttl"} if self.ttl_lost >= first_seq else set()
+        reasons |= {self.hole_reason} if self.hole_lost >= first_seq else set()
+        return reasons.pop() if len(reasons) == 1 else "mixed"
+
+
 @dataclass
 class TopicState:
     """A living topic."""
 
     name: str
     topic_id: int
-    floor: int = 1  # records below have been evicted or have expired
+    floors: Floors = Floors()
     ranges: dict[int, Range] = field(default_factory=dict)  # by first seq
     deletions: list[Deletion] = field(default_factory=list)  # since the snapshot
 
@@ -63,6 +97,7 @@ class TopicState:
 class _Frame(NamedTuple):
     kind: int
     topic_id: int
+    base_seq: int
     position: int
     body: bytes
 
@@ -105,9 +140,14 @@ def _apply(topics: dict[int, TopicState], one: _Frame, data_dir: Path) -> None:
     if one.kind == frames.TOPIC_DELETE:
         del topics[one.topic_id]
     elif one.kind == frames.DELETE:
-        topic.deletions.append(frames.parse_delete(one.body))
+        deletion = frames.parse_delete(one.body)
+        topic.deletions.append(deletion)
+        if deletion.kind == frames.MATCH_NONE:
+            topic.floors = replace(topic.floors, deleted_below=max(topic.floors.deleted_below, min(deletion.before_seq, one.base_seq + 1)))
     elif one.kind == frames.FLOOR:
-        topic.floor = max(topic.floor, *(lost + 1 for lost in frames.parse_floor(one.body)))
+        ttl_lost, cap_lost = frames.parse_floor(one.body)
+        was = topic.floors
+        topic.floors = replace(was, cap_lost=max(was.cap_lost, cap_lost), ttl_lost=max(was.ttl_lost, ttl_lost))
     elif one.kind == frames.SEGMENT:
         _take(topic, range_of(one.body[:BODY_BYTES], one.topic_id, data_dir))
 
@@ -150,9 +190,10 @@ def _packed(section: memoryview, data_dir: Path, known: set[int]) -> Iterator[To
     for topic_id, row in topics_of(section):
         if topic_id in known:
             continue
-        (earliest,) = _EARLIEST.unpack_from(row, _EARLIEST_AT)
+        _, earliest, cap_lost, ttl_lost, hole_lost, hole_reason = _FLOORS.unpack_from(row, _FLOORS_AT)
+        floors = Floors(max(earliest, 1), 1, cap_lost, ttl_lost, hole_lost, REASONS.get(hole_reason, "mixed") if hole_lost else "")
         name_bytes, bodies = bodies_of(row)
-        topic = TopicState(str(row[TOPIC_BYTES : TOPIC_BYTES + name_bytes], "utf-8"), topic_id, max(earliest, 1))
+        topic = TopicState(str(row[TOPIC_BYTES : TOPIC_BYTES + name_bytes], "utf-8"), topic_id, floors)
         marks_at = bodies.stop
         for at in bodies:
             body = bytes(row[at : at + BODY_BYTES])
@@ -186,7 +227,7 @@ def _walk(path: Path, moment: int) -> Iterator[_Frame]:
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
             at = 0
             while at + HEADER_BYTES <= size:
-                magic, length, kind, _, _, _, topic_id, _, _, _, position = _HEAD.unpack_from(raw, at)
+                magic, length, kind, _, _, _, topic_id, base_seq, _, _, position = _HEAD.unpack_from(raw, at)
                 if magic != MAGIC or length < HEADER_BYTES or length % 8 or at + length > size:
                     at = raw.find(MAGIC, at + 1)
                     while at % 8 and at >= 0:  # frames are 8-aligned
@@ -197,5 +238,5 @@ def _walk(path: Path, moment: int) -> Iterator[_Frame]:
                 if kind in _WANTED and (position >= moment or kind == frames.START):
                     whole = raw[at : at + length]
                     if frame.check(whole) == 0:
-                        yield _Frame(kind, topic_id, position, whole[HEADER_BYTES:])
+                        yield _Frame(kind, topic_id, base_seq, position, whole[HEADER_BYTES:])
                 at += length

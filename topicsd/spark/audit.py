@@ -11,6 +11,7 @@ import xxhash
 
 from topicsd.lake.scan import matches
 from topicsd.spark import plan
+from topicsd.spark.ingest import due
 from topicsd.spark.lakes import Lake, lake_of
 from topicsd.spark.live import Listing
 from topicsd.spark.options import Options
@@ -43,11 +44,12 @@ class Day:
     columns: list[str] = field(default_factory=list)  # in which these differ
     unknown: list[list[int]] = field(default_factory=list)  # ranges of the lake's that the source has never had
     gone: int = 0  # of the lake's: deleted, expired or evicted in the source since
+    lost: list[list[int]] = field(default_factory=list)  # ranges that the source has lost, and the lake neither has nor names
 
     @property
     def clean(self) -> bool:
         """Nothing is lost, doubled, different or made up."""
-        return not (self.missing or self.doubled or self.differing or self.unknown)
+        return not (self.missing or self.doubled or self.differing or self.unknown or self.lost)
 
     def line(self) -> dict[str, Any]:
         """As a line of JSON has it; of long lists the beginning."""
@@ -64,6 +66,8 @@ class Audit:
         self._lake = _Side(lake_of(table).table(), ["topic", "epoch", "seq", *COMPARED])
         self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", *COMPARED, "_kind", "seq_end", "_err"])
         self._next: dict[tuple[str, str], int] = {}  # by topic and epoch: seqs from there on have never been
+        self._held = lake_of(table).table().held()[0]
+        self._lost: dict[tuple[str, str], list[list[int]]] = {}
 
     def gaps(self) -> list[dict[str, Any]]:
         """The ranges that the quarantine names as lost or damaged."""
@@ -86,6 +90,8 @@ class Audit:
             for topic, epoch in sorted(set(zip(rows["topic"].to_pylist(), rows["epoch"].to_pylist(), strict=True))):
                 if matches(topic, self._options.topics):
                     yield self._compare(Day(topic, epoch, day), rows.slice(0, 0))
+        for (topic, epoch), lost in self._lost.items():
+            yield Day(topic, epoch, "", lost=lost)
 
     def _source(self) -> Iterator[tuple[Key, pyarrow.Table]]:
         """The source's records by topic and day. A day's records come together, as a topic's times never fall."""
@@ -93,19 +99,21 @@ class Audit:
         from pyarrow import compute
 
         found = look(self._options)
-        for name, topic in plan.chosen(found, self._options).items():
+        for topic in (one for newest in plan.chosen(found, self._options).values() for one in due(newest, self._held)):
+            name = topic.name
             self._next[name, f"{topic.epoch:016x}"] = topic.next_seq
             if topic.next_seq <= topic.first_seq:
                 continue
-            cut = (name, topic.epoch, topic.first_seq, topic.next_seq)
+            cut = plan.Cut(name, topic.epoch, topic.first_seq, topic.next_seq, topic.earliest_seq, topic.evict_floor)
             if isinstance(found, Listing):
-                pieces: list[Any] = plan.live_spans([cut])
+                pieces: list[Any] = plan.live_spans([cut], self._options)
             else:
                 pieces = list(plan.stream_pieces(found.topics[name], self._options.root, cut, self._options))
             day = ""
             parts: list[pyarrow.Table] = []
             for batch in read(self._options, pieces):
                 rows = pyarrow.Table.from_batches([batch])
+                self._note(name, f"{topic.epoch:016x}", rows.filter(compute.equal(rows["_kind"], "gap")))
                 for _, new_day, part in runs(rows.filter(compute.equal(rows["_kind"], "record"))):
                     if new_day != day and parts:
                         yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
@@ -114,6 +122,12 @@ class Audit:
                     parts.append(part.select(["seq", *COMPARED]))
             if parts:
                 yield (name, f"{topic.epoch:016x}", day), pyarrow.concat_tables(parts)
+
+    def _note(self, topic: str, epoch: str, gaps: pyarrow.Table) -> None:
+        """Remember what is lost that the lake knows nothing of."""
+        for first, last in zip(gaps["seq"].to_pylist(), gaps["seq_end"].to_pylist(), strict=True):
+            for begin, end in self._held.missing(topic, epoch, first, last or first):
+                self._lost.setdefault((topic, epoch), []).append([begin, end])
 
     def _compare(self, out: Day, source: pyarrow.Table) -> Day:
         import numpy

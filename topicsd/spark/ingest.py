@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import pickle
 import time
@@ -18,16 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from topicsd.lake.manifest import Manifest
+from topicsd.lake.manifest import Manifest, Topic
 from topicsd.spark import payloads, plan
 from topicsd.spark.lakes import Lake, lake_of
-from topicsd.spark.live import Listing
+from topicsd.spark.live import Listing, LiveTopic
 from topicsd.spark.options import Options
 from topicsd.spark.ranges import Held, Range
 from topicsd.spark.reading import look, read
 from topicsd.spark.tables import ConflictError, TableError, remove
-from topicsd.spark.write import Task, Written, write
+from topicsd.spark.write import NOTED, Task, Written, write
 
+log = logging.getLogger("topicsd.spark")
 PARTITION_BYTES_MIN = 8 << 20
 CONFLICTS_MAX = 20
 
@@ -41,6 +43,7 @@ class Batch:
     seqs: int = 0  # of the source, with and without a record
     records: int = 0
     quarantined: int = 0
+    recreated: int = 0  # topics that were deleted and made again: what the old ones had behind what came is not known
     files: int = 0
     bytes: int = 0
     ms: int = 0
@@ -48,32 +51,65 @@ class Batch:
 
 @dataclass(frozen=True)
 class Part:
-    """Seqs of a topic that the table lacks."""
+    """Seqs of a topic that the table lacks. Below `earliest` all had gone when the job first saw the topic, and below `floor` some."""
 
     topic: str
     epoch: str
     first: int
     last: int
+    earliest: int = 0
+    floor: int = 0
 
 
-def missing(found: Manifest | Listing, held: Held, options: Options, limit: int | None, after: str = "") -> list[Part]:
+Floors = dict[tuple[str, str], int]  # by topic and epoch
+
+
+def missing(
+    found: Manifest | Listing, held: Held, options: Options, limit: int | None, after: str = "", floors: Floors | None = None
+) -> list[Part]:  # fmt: skip
     """What the source has and the table does not, at most `limit` seqs: topics behind `after` come first, so that each has its turn.
 
     What has gone from the source between what the table holds of a topic and what there still is counts as well: it is told as lost when it is read.
+    Where an export still has an older topic of the name, of which the table holds something, that one's rest comes first, in a batch before.
+    floors: of the topics that were new to the table when this job saw them; those that are now are added.
     """
+    floors = {} if floors is None else floors
     out: list[Part] = []
     left = limit if limit is not None else 2**63
     topics = plan.chosen(found, options)
     for name in sorted(topics, key=lambda name: (name <= after, name)):
-        topic, epoch = topics[name], f"{topics[name].epoch:016x}"
-        mine = held.of(name, epoch)
-        begin = min([topic.first_seq, *(first for first, _ in mine[:1])])
-        for first, last in held.missing(name, epoch, begin, topic.next_seq - 1):
-            if left <= 0:
-                return out
-            stop = min(last, first + left - 1)
-            out.append(Part(name, epoch, first, stop))
-            left -= stop - first + 1
+        for topic in due(topics[name], held):
+            epoch, before = f"{topic.epoch:016x}", len(out)
+            mine = held.of(name, epoch)
+            if not mine:
+                floors[name, epoch] = topic.evict_floor
+            begin = min([topic.first_seq, *(first for first, _ in mine[:1])])
+            for first, last in held.missing(name, epoch, begin, topic.next_seq - 1):
+                if left <= 0:
+                    return out
+                earliest = 0 if mine and mine[0][0] < first else topic.earliest_seq
+                there = max(first, min(earliest, last + 1))  # what has gone in front is one row, however much it was
+                stop = min(last, there + left - 1)
+                out.append(Part(name, epoch, first, stop, earliest, max(earliest, floors.get((name, epoch), 0))))
+                left -= stop - there + 1
+            if len(out) > before:
+                break
+    return out
+
+
+def due(topic: Topic | LiveTopic, held: Held) -> list[Topic | LiveTopic]:
+    """What a table is to have of all that the source has under a name: the newest, older ones that it has begun with, and what came behind these."""
+    known = {int(epoch, 16) for epoch in held.epochs(topic.name)}
+    return [one for one in topic.epochs if one is topic or one.epoch in known or (known and one.epoch > max(known))]
+
+
+def recreated(parts: list[Part], held: Held) -> list[tuple[str, str, int]]:
+    """(topic, old epoch, the seq behind what came of it) of each topic that was made again and comes for the first time."""
+    out = []
+    for name, epoch in dict.fromkeys((part.topic, part.epoch) for part in parts):
+        older = [one for one in held.epochs(name) if one < epoch]
+        if older and not held.of(name, epoch):
+            out.append((name, older[-1], held.of(name, older[-1])[-1][1] + 1))
     return out
 
 
@@ -81,15 +117,16 @@ def tasks(found: Manifest | Listing, parts: list[Part], options: Options, cores:
     """The pieces, or spans, of each task: alike by bytes, at least one for each core where there is enough. Raises GapError for lost data."""
     weighed: list[tuple[Any, int]] = []
     for part in parts:
-        topic = found.topics[part.topic]
-        mean = topic.pending_bytes(topic.first_seq) // max(topic.next_seq - topic.first_seq, 1) + 1
-        cut = (part.topic, int(part.epoch, 16), part.first, part.last + 1)
+        newest: Topic | LiveTopic = found.topics[part.topic]
+        topic = plan.of_epoch(newest, int(part.epoch, 16)) or newest
+        mean = topic.pending_bytes(topic.first_seq) // max(topic.next_seq - topic.earliest_seq, 1) + 1
+        cut = plan.Cut(part.topic, topic.epoch, part.first, part.last + 1, part.earliest, part.floor)
         pieces: Iterable[Any]
         if isinstance(found, Listing):
-            pieces = plan.live_spans([cut])
+            pieces = plan.live_spans([cut], options)
         else:
             pieces = plan.stream_pieces(found.topics[part.topic], options.root, cut, options)
-        weighed += [(piece, (piece.last_seq - piece.first_seq + 1) * mean + plan.PIECE_BYTES) for piece in pieces]
+        weighed += [(piece, (0 if piece.why else (piece.last_seq - piece.first_seq + 1) * mean) + plan.PIECE_BYTES) for piece in pieces]
     total = sum(size for _, size in weighed)
     count = max(-(-total // options.partition_bytes), min(cores, -(-total // PARTITION_BYTES_MIN)), 1)
     return list(plan.evenly(weighed, -(-total // count)))
@@ -123,6 +160,7 @@ class Ingest:
         self._lake = lake_of(table)
         self._root, self._bad_root = self._lake.table().path, self._lake.quarantine().path
         self._schema, self._cores, self._after = schema, cores, ""
+        self._floors: Floors = {}
         self.query = self._name()
 
     def _name(self) -> str:
@@ -177,7 +215,7 @@ class Ingest:
     def _batch(self, found: Manifest | Listing) -> Batch | None:
         began = time.monotonic()
         held, number = self._lake.table().held()
-        parts = missing(found, held, self._options, self._limit, self._after)
+        parts = missing(found, held, self._options, self._limit, self._after, self._floors)
         if not parts:
             return None
         kind = self.payload(found)
@@ -185,6 +223,10 @@ class Ingest:
         quarantined, bad_number = bad.held()
         packed = None if kind is None else _serialized(kind)
         epochs = {part.topic: part.epoch for part in parts}
+        notes = recreated(parts, held)
+        for name, epoch, seq in notes:
+            log.warning("topic %s was made again: what its epoch %s had from seq %d on is lost", name, epoch, seq)
+        groups = tasks(found, parts, self._options, self._cores) or ([[]] if notes else [])
         made = [
             Task(
                 self._options,
@@ -195,15 +237,17 @@ class Ingest:
                 table.keys_in_files,
                 packed,
                 quarantined,
+                [] if number else notes,
             )
-            for pieces in tasks(found, parts, self._options, self._cores)
+            for number, pieces in enumerate(groups)
         ]
         written = self._runner(made)
         files, bad_files = [one for each in written for one in each.files], [one for each in written for one in each.bad]
         ranges: list[Range] = [(part.topic, part.epoch, part.first, part.last) for part in parts]
         try:
             if bad_files:  # before the table: who is killed in between finds these seqs in the quarantine, and does not put them there again
-                new = [one for part in ranges for one in _rest(quarantined, part)]
+                told: list[Range] = [(name, epoch, NOTED, NOTED) for name, epoch, _ in notes]
+                new = [one for part in [*ranges, *told] for one in _rest(quarantined, part)]
                 bad.commit(bad_files, new, bad_number)
                 bad_files = []
             table.commit(files, ranges, number)
@@ -216,7 +260,7 @@ class Ingest:
             held.add(*one)
         out = Batch(
             number, len(epochs), sum(part.last - part.first + 1 for part in parts), sum(one.records for one in written),
-            sum(one.quarantined for one in written), len(files), sum(one.size for one in files), round((time.monotonic() - began) * 1000),
+            sum(one.quarantined for one in written), len(notes), len(files), sum(one.size for one in files), round((time.monotonic() - began) * 1000),
         )  # fmt: skip
         self._remember(out, held)
         return out
@@ -249,7 +293,7 @@ def run(ingest: Ingest, *, once: bool, interval_s: float = 5.0, stop: Callable[[
             time.sleep(interval_s)
             continue
         tell(asdict(batch))
-        for name in ("seqs", "records", "quarantined", "files", "bytes", "ms"):
+        for name in ("seqs", "records", "quarantined", "recreated", "files", "bytes", "ms"):
             setattr(sums, name, getattr(sums, name) + getattr(batch, name))
         sums.batch, sums.topics = batch.batch, max(sums.topics, batch.topics)
     return {"query": ingest.query} | asdict(sums)

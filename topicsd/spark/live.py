@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from topicsd._native.page_scan import PageScanner
@@ -17,19 +17,25 @@ if TYPE_CHECKING:
 
     from topicsd.spark.options import Options
 
+PAGE_RECORDS = 1000
 FRAME_BYTES = 100  # of a record in an answer, around what the server counts
 
 
 @dataclass(frozen=True)
 class Span:
-    """Seqs first_seq .. last_seq of a topic on a server. What is lost of them from `floor` on went after the query was planned."""
+    """Seqs first_seq .. last_seq of a topic on a server. What is lost of them from `floor` on went after the query was planned.
+
+    silent: what is lost below it is left out. why: as of a Piece, it can not be cut: "gap", all of it had gone by then; "recreated", what the
+    topic of this epoch had from first_seq on, however much that was.
+    """
 
     topic: str
     first_seq: int
     last_seq: int
     epoch: int
     floor: int = 0
-    why: str = ""  # as of a Piece: it can be cut
+    silent: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,18 +44,41 @@ class LiveTopic:
 
     name: str
     epoch: int
-    first_seq: int
+    earliest_seq: int  # what is below was deleted, evicted or has expired
     next_seq: int
     record_bytes: int  # the mean
+    first_seq: int = 1
+
+    @property
+    def evict_floor(self) -> int:
+        """A server does not list it; nothing that it has stands below its earliest seq."""
+        return self.earliest_seq
+
+    @property
+    def epochs(self) -> tuple[LiveTopic, ...]:
+        """A server has no older ones."""
+        return (self,)
+
+    def behind_gap(self, seq: int) -> int:
+        """The first seq from `seq` on that is in no gap that is known."""
+        return max(seq, min(self.earliest_seq, self.next_seq))
 
     def pending_bytes(self, first_seq: int) -> int:
         """About what a reader from first_seq on gets."""
-        return max(self.next_seq - max(first_seq, self.first_seq), 0) * self.record_bytes
+        return max(self.next_seq - max(first_seq, self.earliest_seq), 0) * self.record_bytes
 
-    def span(self, first_seq: int, end_seq: int) -> Iterator[Span]:
+    def spans(self, first_seq: int, end_seq: int, *, silent: bool) -> Iterator[Span]:
         """What a batch query reads of first_seq .. end_seq - 1."""
-        if first_seq < end_seq:
-            yield Span(self.name, first_seq, end_seq - 1, self.epoch, self.first_seq)
+        return leading(Span(self.name, first_seq, end_seq - 1, self.epoch, self.earliest_seq, silent))
+
+
+def leading(span: Span) -> Iterator[Span]:
+    """A span, what had gone of it by itself in front."""
+    at = max(span.first_seq, min(span.floor, span.last_seq + 1))
+    if span.first_seq < at:
+        yield replace(span, last_seq=at - 1, why="gap")
+    if at <= span.last_seq:
+        yield replace(span, first_seq=at)
 
 
 @dataclass(frozen=True)
@@ -89,9 +118,11 @@ class LiveReader:
     def _span(self, span: Span) -> Iterator[None]:
         """Yield each time the batch is full."""
         name, cursor = span.topic.encode(), span.first_seq - 1
+        if span.why == "recreated":
+            self._scanner.add_range(name, "gap", span.first_seq, 0, span.why)
         while cursor < span.last_seq:
             try:
-                body = self._server.diff(span.topic, cursor, epoch=span.epoch)
+                body = self._server.diff(span.topic, cursor, epoch=span.epoch, limit=1 if span.why else PAGE_RECORDS)
             except NotFoundError:
                 self._lost(span, cursor + 1, span.last_seq, "missing")
                 return
@@ -102,11 +133,16 @@ class LiveReader:
             gap = around["tombstone"]
             if gap is not None and gap["gap_from"] <= span.last_seq:
                 first, last = max(gap["gap_from"], cursor + 1), min(gap["gap_to"], span.last_seq)
-                if gap["gap_to"] < around["earliest_seq"] and last >= span.floor:
-                    self._lost(span, first, last, gap["reason"])
-                else:
+                if gap["gap_to"] >= around["earliest_seq"]:  # a hole in the log
                     self._scanner.add_range(name, "gap", first, last, gap["reason"])
+                else:
+                    if first < span.floor and not span.silent:
+                        self._scanner.add_range(name, "gap", first, min(last, span.floor - 1), gap["reason"])
+                    if last >= span.floor:
+                        self._lost(span, max(first, span.floor), last, gap["reason"])
                 # The floor moves with the gap: records behind it are in this same page.
+            if span.why:
+                return  # what the first page does not tell of was deleted
             while self._scanner.fill_page(span.last_seq, since=self._options.since, until=self._options.until):
                 yield
             if around["next_from_seq"] <= cursor:  # the head is below what was promised: a power loss took it

@@ -6,18 +6,20 @@ all that Spark keeps of it are its offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from topicsd._native.segment_scan import GapError
 from topicsd.lake.manifest import Manifest, Topic
 from topicsd.lake.pieces import Piece
 from topicsd.lake.scan import matches
-from topicsd.spark.live import Listing, LiveTopic, Span
+from topicsd.spark.live import Listing, LiveTopic, Span, leading
 from topicsd.spark.options import Offsets, OptionError, Options, offsets_of
 
+log = logging.getLogger("topicsd.spark")
 PIECE_BYTES = 4096  # what the opening of a piece costs, in bytes read
 
 
@@ -29,13 +31,30 @@ class Extent(Protocol):
     @property
     def first_seq(self) -> int: ...
     @property
+    def earliest_seq(self) -> int:
+        """What stands below has gone, and nothing of it is to be read but that it has."""
+        ...
+
+    @property
+    def evict_floor(self) -> int: ...
+    @property
     def next_seq(self) -> int: ...
+    @property
+    def epochs(self) -> Sequence[Extent]:
+        """Itself, and before it what there still is of older topics of its name."""
+        ...
+
+    def behind_gap(self, seq: int) -> int:
+        """The first seq from `seq` on that stands in no gap."""
+        ...
+
     def pending_bytes(self, first_seq: int) -> int:
         """About what is to be read from first_seq on."""
         ...
 
 
 Part = TypeVar("Part", Piece, Span)
+T = TypeVar("T", bound=Extent)
 
 
 def chosen(found: Manifest | Listing, options: Options) -> dict[str, Topic | LiveTopic]:
@@ -45,7 +64,25 @@ def chosen(found: Manifest | Listing, options: Options) -> dict[str, Topic | Liv
 
 def offsets(topics: Mapping[str, Extent], *, end: bool) -> Offsets:
     """Where topics begin, or end."""
-    return {name: {"epoch": f"{topic.epoch:016x}", "next_seq": topic.next_seq if end else topic.first_seq} for name, topic in topics.items()}
+    return {name: _place(topic, topic.next_seq) if end else beginning(topic) for name, topic in topics.items()}
+
+
+def _place(topic: Extent, next_seq: int) -> dict[str, Any]:
+    return {"epoch": f"{topic.epoch:016x}", "next_seq": next_seq}
+
+
+def beginning(topic: Extent) -> dict[str, Any]:
+    """The offset of a topic that is to be read from its beginning: it says what had gone by now."""
+    return _moved(_place(topic, topic.first_seq) | {"earliest_seq": topic.earliest_seq, "floor": topic.evict_floor}, topic.first_seq)
+
+
+def _moved(offset: dict[str, Any], next_seq: int) -> dict[str, Any]:
+    """The offset at another seq: without what it has come past, or what says nothing more."""
+    out = offset | {"next_seq": next_seq}
+    for name, bound in (("earliest_seq", next_seq), ("floor", max(next_seq, out.get("earliest_seq", 0)))):
+        if out.get(name, 0) <= bound:
+            out.pop(name, None)
+    return out
 
 
 def bound(topics: Mapping[str, Extent], told: str, option: str) -> Offsets:
@@ -59,7 +96,7 @@ def bound(topics: Mapping[str, Extent], told: str, option: str) -> Offsets:
     out = offsets(topics, end=False)
     for name, one in asked.items():
         if one["epoch"] in (None, out[name]["epoch"]):
-            out[name]["next_seq"] = one["next_seq"]
+            out[name] = _place(topics[name], one["next_seq"])
     return out
 
 
@@ -68,25 +105,33 @@ def bound(topics: Mapping[str, Extent], told: str, option: str) -> Offsets:
 
 def batch(found: Manifest, root: Path, options: Options) -> list[list[Piece]]:
     """The partitions of a batch query of an export. Raises OptionError."""
-    ranges = _ranges(found, options)
-    return _cut([one for name, first, end in ranges for one in _weighed(found.topics[name], root, first, end, options)], options)
+    weighed = []
+    for name, first, end, silent in _ranges(found, options):
+        mine = _weighed(found.topics[name], root, first, end, options)
+        weighed += [(piece, size) for piece, size in mine if not (silent and piece.evicted)]
+    return _cut(weighed, options)
 
 
 def live_batch(found: Listing, options: Options) -> list[list[Span]]:
     """The partitions of a batch query of a server. Raises OptionError."""
     weighed = []
-    for name, first, end in _ranges(found, options):
+    for name, first, end, silent in _ranges(found, options):
         topic = found.topics[name]
-        weighed += [(span, (end - first) * topic.record_bytes + PIECE_BYTES) for span in topic.span(first, end)]
+        for span in topic.spans(first, end, silent=silent):
+            weighed.append((span, (0 if span.why else (span.last_seq - span.first_seq + 1) * topic.record_bytes) + PIECE_BYTES))
     return _cut(weighed, options)
 
 
-def _ranges(found: Manifest | Listing, options: Options) -> Iterator[tuple[str, int, int]]:
+def _ranges(found: Manifest | Listing, options: Options) -> Iterator[tuple[str, int, int, bool]]:
+    """Of each topic the name, the first seq, the seq behind the last one, and whether what has gone by now is left out without a word.
+
+    That is what `earliest` means to who does not ask for kinds. Who names a seq wants it.
+    """
     topics = chosen(found, options)
     begin = bound(topics, options.starting, "startingOffsets")
     end = offsets(topics, end=True) if options.ending == "latest" else bound(topics, options.ending, "endingOffsets")
     for name, topic in topics.items():
-        yield name, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq)
+        yield name, begin[name]["next_seq"], min(end[name]["next_seq"], topic.next_seq), begin[name] == beginning(topic) and not options.honest
 
 
 def _cut(weighed: list[tuple[Part, int]], options: Options) -> list[list[Part]]:
@@ -96,7 +141,7 @@ def _cut(weighed: list[tuple[Part, int]], options: Options) -> list[list[Part]]:
 
 
 def _weighed(topic: Topic, root: Path, first_seq: int, end_seq: int, options: Options) -> Iterator[tuple[Piece, int]]:
-    rows = {row.segment_first: row for row in topic.rows}
+    rows = {row.segment_first: row for row in topic.rows if row.file}
     for piece in topic.pieces(root, first_seq, end_seq):
         if piece.place is None:
             yield piece, PIECE_BYTES
@@ -136,77 +181,145 @@ def evenly(weighed: Iterable[tuple[Part, int]], target: int) -> Iterator[list[Pa
 def advanced(found: Manifest | Listing, start: Offsets, options: Options, *, records: int | None = None, size: int | None = None) -> Offsets:
     """Where the next micro-batch ends: all that there is, or each topic's share of so many records or bytes. Never behind `start`.
 
-    A topic that is new, or made again, is only given its place here, where it begins; the batch after reads it. So a batch's start says all.
+    A topic that is new is only given its place here, where it begins; the batch after reads it. So a batch's start says all. One that was made again
+    is given its place when the export has nothing more of the old one: between the two stands a row that says so.
     """
     topics = chosen(found, options)
     out: Offsets = {name: dict(one) for name, one in start.items()}  # a topic that is gone keeps its place
-    backlog: dict[str, int] = {}
+    waiting: dict[str, tuple[Extent, int]] = {}
     for name, topic in topics.items():
-        epoch = f"{topic.epoch:016x}"
-        if name not in start or start[name]["epoch"] != epoch:
-            out[name] = {"epoch": epoch, "next_seq": topic.first_seq}
-        elif topic.next_seq > start[name]["next_seq"]:
-            backlog[name] = topic.next_seq - start[name]["next_seq"]
-    total = sum(backlog.values())
+        if name not in start:
+            out[name] = beginning(topic)
+            continue
+        mine, after = _from(topic, int(start[name]["epoch"], 16))
+        begin = max(start[name]["next_seq"], min(start[name].get("earliest_seq", 0), mine.next_seq if mine else 0))
+        if mine is not None and mine.next_seq > begin:
+            waiting[name] = mine, begin
+        elif begin > start[name]["next_seq"]:
+            out[name] = _moved(start[name], begin)
+        elif after is not None:
+            out[name] = beginning(after)
+            log.warning("topic %s was made again: what its epoch %s had from seq %d on is lost", name, start[name]["epoch"], start[name]["next_seq"])
+    total = sum(mine.next_seq - begin for mine, begin in waiting.values())
     share = 1.0 if records is None or total <= records else records / total
     if size is not None:
-        pending = sum(topics[name].pending_bytes(out[name]["next_seq"]) for name in backlog)
+        pending = sum(mine.pending_bytes(begin) for mine, begin in waiting.values())
         share = min(share, size / pending if pending > size else 1.0)
     left = total if share >= 1 else max(int(total * share), 1)
-    for name in sorted(backlog, key=lambda name: (-backlog[name], name)):  # the longest first, at least one record each: nobody waits for ever
-        took = backlog[name] if share >= 1 else min(left, max(int(backlog[name] * share), 1))
-        out[name]["next_seq"] += took
+    # The longest first, at least one record each: nobody waits for ever.
+    for name, (mine, begin) in sorted(waiting.items(), key=lambda item: (item[1][1] - item[1][0].next_seq, item[0])):
+        backlog = mine.next_seq - begin
+        took = backlog if share >= 1 else min(left, max(int(backlog * share), 1))
+        if took:
+            out[name] = _moved(start[name], mine.behind_gap(begin + took))
         left -= took
     return {name: out[name] for name in sorted(out)}
 
 
-Cut = tuple[str, int, int, int]  # topic, epoch, first seq, the seq behind the last one
+def of_epoch(topic: T, epoch: int) -> T | None:
+    """The topic, or the older one of its name, that has this epoch."""
+    return next((one for one in cast("Sequence[T]", topic.epochs) if one.epoch == epoch), None)
+
+
+def _from(topic: Extent, epoch: int) -> tuple[Extent | None, Extent | None]:
+    """Of all that there is under a name: what is of the epoch, and what comes next; the newest one, where that is older."""
+    mine = of_epoch(topic, epoch)
+    after = next((one for one in topic.epochs if one.epoch > epoch), None)
+    return mine, after or (topic if mine is None else None)
+
+
+class Cut(NamedTuple):
+    """Seqs first .. stop - 1 of a topic. Below `earliest` all had gone when the topic got its place, and below `floor` some.
+
+    stop 0: the topic was made again under its name, and what this epoch had from `first` on is not known.
+    """
+
+    topic: str
+    epoch: int
+    first: int
+    stop: int
+    earliest: int = 0
+    floor: int = 0
 
 
 def cuts(start: Offsets, end: Offsets, options: Options) -> Iterator[list[Cut]]:
     """What each partition reads from start to end, by these alone."""
     group: list[Cut] = []
     weight = 0
-    for name in sorted(end):
-        if name not in start or start[name]["epoch"] != end[name]["epoch"]:
-            continue  # it has been given its place
-        epoch, first, until = int(end[name]["epoch"], 16), int(start[name]["next_seq"]), int(end[name]["next_seq"])
-        while first < until:
-            # Cuts stand at multiples of partition_records, and the groups of small ones at the same places each time.
-            stop = min((first // options.partition_records + 1) * options.partition_records, until)
-            if group and weight + stop - first > options.partition_records:
-                yield group
-                group, weight = [], 0
-            group.append((name, epoch, first, stop))
-            weight += stop - first
-            first = stop
+    for cut in (cut for name in sorted(end) if name in start for cut in _cuts(name, start[name], end[name], options)):
+        seqs = 1 if cut.stop <= cut.earliest else cut.stop - cut.first
+        if group and weight + seqs > options.partition_records:
+            yield group
+            group, weight = [], 0
+        group.append(cut)
+        weight += seqs
     if group:
         yield group
+
+
+def _cuts(name: str, start: dict[str, Any], end: dict[str, Any], options: Options) -> Iterator[Cut]:
+    epoch, first, until = int(start["epoch"], 16), int(start["next_seq"]), int(end["next_seq"])
+    if start["epoch"] != end["epoch"]:  # it has been given its place
+        if options.honest:
+            yield Cut(name, epoch, first, 0)
+        return
+    earliest = int(start.get("earliest_seq", 0))
+    floor = max(int(start.get("floor", 0)), earliest)
+    if first < min(earliest, until):
+        yield Cut(name, epoch, first, min(earliest, until), earliest, floor)
+        first = min(earliest, until)
+    while first < until:
+        # Cuts stand at multiples of partition_records, and the groups of small ones at the same places each time.
+        stop = min((first // options.partition_records + 1) * options.partition_records, until)
+        yield Cut(name, epoch, first, stop, earliest, floor)
+        first = stop
 
 
 def stream(manifest: Manifest, root: Path, start: Offsets, end: Offsets, options: Options) -> list[list[Piece]]:
     """The partitions from start to end of an export. Raises GapError when data has gone that the offsets promise, and that is to fail."""
     return [
-        [piece for cut in group for piece in stream_pieces(manifest.topics.get(cut[0]), root, cut, options)] for group in cuts(start, end, options)
+        [piece for cut in group for piece in stream_pieces(manifest.topics.get(cut.topic), root, cut, options)] for group in cuts(start, end, options)
     ]
 
 
 def live_stream(start: Offsets, end: Offsets, options: Options) -> list[list[Span]]:
     """The partitions from start to end of a server."""
-    return [live_spans(group) for group in cuts(start, end, options)]
+    return [live_spans(group, options) for group in cuts(start, end, options)]
 
 
-def live_spans(group: Iterable[Cut]) -> list[Span]:
-    """What is read of cuts of a server. What is lost of them has gone after they were promised."""
-    return [Span(name, first, stop - 1, epoch) for name, epoch, first, stop in group]
+def live_spans(group: Iterable[Cut], options: Options) -> list[Span]:
+    """What is read of cuts of a server. What is lost of them, but for what had gone before, has gone after they were promised."""
+    out: list[Span] = []
+    for cut in group:
+        if cut.stop:
+            out += leading(Span(cut.topic, cut.first, cut.stop - 1, cut.epoch, cut.earliest, silent=not options.honest))
+        else:
+            out.append(Span(cut.topic, cut.first, 0, cut.epoch, why="recreated"))
+    return out
 
 
 def stream_pieces(topic: Topic | None, root: Path, cut: Cut, options: Options) -> Iterator[Piece]:
     """What is read of a cut of an export. Raises GapError when data has gone that is promised, and that is to fail."""
-    name, epoch, first, stop = cut
-    gone = topic is None or topic.epoch != epoch
-    pieces = [Piece(name, first, stop - 1, None, "missing")] if topic is None or gone else topic.pieces(root, first, stop)
+    if not cut.stop:
+        yield Piece(cut.topic, cut.first, 0, None, "recreated")
+        return
+    mine = None if topic is None else of_epoch(topic, cut.epoch)
+    pieces = [Piece(cut.topic, cut.first, cut.stop - 1, None, "missing")] if mine is None else mine.pieces(root, cut.first, cut.stop)
     for piece in pieces:
-        if piece.why == "missing" and options.fail_on_loss:  # what was evicted or lost before it was exported is a row
-            raise GapError(name, piece.first_seq, piece.last_seq, "it has gone from the export; failOnDataLoss=false goes on without it")
-        yield piece
+        for part in _split(piece, cut.earliest, cut.floor) if piece.evicted else (piece,):
+            if part.evicted and part.last_seq < cut.earliest and not options.honest:
+                continue
+            lost = part.why == "missing" or (part.evicted and part.last_seq >= cut.floor)
+            if lost and options.fail_on_loss:  # what was lost before the server sealed it is a row
+                why = "it has gone from the export" if part.why == "missing" else f"{part.why}, before it was exported"
+                raise GapError(part.topic, part.first_seq, part.last_seq, f"{why}; failOnDataLoss=false goes on without it")
+            yield part
+
+
+def _split(piece: Piece, *bounds: int) -> Iterator[Piece]:
+    """A range in pieces that are below these seqs or not."""
+    for bound in sorted(bounds):
+        if piece.first_seq < bound <= piece.last_seq:
+            yield replace(piece, last_seq=bound - 1)
+            piece = replace(piece, first_seq=bound)
+    yield piece

@@ -30,6 +30,10 @@ class Held:
             end += 1
         mine[at:end] = [(first, last)]
 
+    def epochs(self, topic: str) -> list[str]:
+        """Those of which something is held, ascending."""
+        return sorted(epoch for name, epoch in self._intervals if name == topic)
+
     def of(self, topic: str, epoch: str) -> list[tuple[int, int]]:
         """The intervals of a topic."""
         return self._intervals.get((topic, epoch), [])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DAY_US = 86_400_000_000
 ROW_GROUP_ROWS = 128_000
+NOTED = 0  # no record's seq: a quarantine that holds it of an epoch says that the topic was made again
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Task:
     keys_in_files: bool = False  # topic_key and day, too
     payload: bytes | None = None  # its type: a serialized Arrow schema of one field
     quarantined: Held = field(default_factory=Held)  # bad rows of these seqs are in the quarantine already
+    recreated: list[tuple[str, str, int]] = field(default_factory=list)  # topic, epoch, seq: from there on the epoch's records are not known
 
 
 @dataclass
@@ -94,6 +96,11 @@ def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
     keys = [("topic_key", pyarrow.string()), ("day", pyarrow.date32())] if task.keys_in_files else []
     good = _Files(Path(task.table), pyarrow.schema([*keys, *envelope(payload)]), out.files)
     bad = _Files(Path(task.quarantine), pyarrow.schema([*keys, *quarantine()]), out.bad)
+    for topic, epoch, seq in task.recreated:
+        if not task.quarantined.overlaps(topic, epoch, NOTED, NOTED):
+            row = {"topic": topic, "epoch": epoch, "seq": seq, "_kind": "gap", "_err": "recreated"}
+            bad.add(topic, "1970-01-01", pyarrow.Table.from_pylist([row], quarantine()))
+            out.quarantined += 1
     for batch in batches:
         for topic, day, rows in runs(pyarrow.Table.from_batches([batch])):
             epoch = task.epochs[topic]
