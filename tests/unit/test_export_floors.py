@@ -12,6 +12,7 @@ from fakes.in_process import Library
 from topicsd.lake import manifest
 from topicsd.lake.export import Exporter, Report
 from topicsd.lake.manifest import Row, Topic, filled, merged
+from topicsd.lake.pieces import DamagedError
 from topicsd.lake.sources import DirectorySource
 
 pytest.importorskip("pyarrow")
@@ -250,3 +251,16 @@ def test_an_export_of_before_floors_reads_as_it_did_and_goes_on(tmp_path: Path) 
     assert topicsd.scan(GOLDEN / "export", ["topic", "seq", "data", "_kind", "seq_end", "_err"]).read_all().to_pylist() == wanted
     found = manifest.latest(GOLDEN / "export")
     assert found is not None and manifest.parse(found.raw()) == found
+
+
+@pytest.mark.parametrize("kept", [0, 1, 64])
+def test_a_file_that_is_cut_inside_of_its_header_is_named(engine: Library, tmp_path: Path, kept: int) -> None:
+    engine.put("t")
+    fill(engine, "t", 3)
+    run(engine, tmp_path / "to")
+    (file,) = (tmp_path / "to/parts").iterdir()
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(DamagedError, match=f"topic t, seqs 1 to 3: {file}: shorter than it says"):
+        topicsd.scan(tmp_path / "to").read_all()
+    (row,) = topicsd.scan(tmp_path / "to", on_corrupt="row").read_all().to_pylist()
+    assert (row["_kind"], row["seq"], row["seq_end"], row["_err"]) == ("corrupt", 1, 3, f"{file}: shorter than it says")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from topicsd.lake.server import NotFoundError
 from topicsd.spark import options
-from topicsd.spark.rows import check_names, of_first_tasks, rows
+from topicsd.spark.rows import _texts, check_names, of_first_tasks, rows
 from topicsd.spark.send import Row, Sender, SinkError, body
 
 
@@ -228,6 +228,20 @@ def test_single_floats_are_as_short_as_they_are() -> None:
 def test_a_time_that_python_does_not_have_is_named_by_column_and_row() -> None:
     with pytest.raises(SinkError, match="column data, row 2: "):
         data_of(0, 253402300800000000, kind=pyarrow.timestamp("us", "UTC"))
+
+
+class Months(list[None]):
+    """A column of intervals of months, as pyarrow has them: it can not make a scalar of one."""
+
+    type = pyarrow.month_day_nano_interval()
+
+    def __getitem__(self, number: Any) -> Any:
+        raise NotImplementedError("Wrapping scalar of type month_interval")
+
+
+def test_a_type_that_pyarrow_does_not_have_is_named_by_column_and_row() -> None:
+    with pytest.raises(SinkError, match=r"column data, row 7: .*month_interval"):
+        _texts(Months([None]), 7)  # type: ignore[arg-type]
 
 
 def test_variants_become_json_wherever_they_are() -> None:

@@ -225,7 +225,7 @@ class Ingest:
         epochs = {part.topic: part.epoch for part in parts}
         notes = recreated(parts, held)
         for name, epoch, seq in notes:
-            log.warning("topic %s was made again: what its epoch %s had from seq %d on is lost", name, epoch, seq)
+            log.warning(plan.MADE_AGAIN, name, epoch, seq)
         groups = tasks(found, parts, self._options, self._cores) or ([[]] if notes else [])
         made = [
             Task(

@@ -20,6 +20,7 @@ from topicsd.spark.live import Listing, LiveTopic, Span, leading
 from topicsd.spark.options import Offsets, OptionError, Options, offsets_of
 
 log = logging.getLogger("topicsd.spark")
+MADE_AGAIN = "topic %s was made again: what its epoch %s had from seq %d on, if anything, is lost"
 PIECE_BYTES = 4096  # what the opening of a piece costs, in bytes read
 
 
@@ -199,7 +200,7 @@ def advanced(found: Manifest | Listing, start: Offsets, options: Options, *, rec
             out[name] = _moved(start[name], begin)
         elif after is not None:
             out[name] = beginning(after)
-            log.warning("topic %s was made again: what its epoch %s had from seq %d on is lost", name, start[name]["epoch"], start[name]["next_seq"])
+            log.warning(MADE_AGAIN, name, start[name]["epoch"], start[name]["next_seq"])
     total = sum(mine.next_seq - begin for mine, begin in waiting.values())
     share = 1.0 if records is None or total <= records else records / total
     if size is not None:

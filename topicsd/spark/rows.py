@@ -82,10 +82,10 @@ def _texts(column: pyarrow.Array, first: int) -> list[bytes]:
         return _checked(column.cast(pyarrow.string()), first)
     convert = _converter(kind)
     out = []
-    for number, value in enumerate(column):
+    for number in range(len(column)):
         try:
-            out.append(convert(value.as_py()).encode())
-        except (ArithmeticError, LookupError, TypeError, ValueError) as wrong:  # years past 9999 are an OverflowError
+            out.append(convert(column[number].as_py()).encode())
+        except (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError) as wrong:  # years past 9999 are an OverflowError
             raise SinkError(f"column data, row {first + number}: {str(wrong) or type(wrong).__name__}") from None
     return out
 
