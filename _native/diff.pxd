@@ -16,9 +16,10 @@
 #
 # A router's copy (INDEX_COPY) shows another topic's bytes with marks of its own: copies.pxd.
 #
-# Bytes in log files never change once their entry is published; ephemeral memory may be used again at any moment, so a record from there
-# is copied first, then checked, then spliced. A record is checked against its index entry: it lies inside its file, its parts fill it, and
-# it has as many bytes as the entry says. Everything that touches a map runs inside `guarded_call`.
+# Bytes in log files are not written again once their entry is published, but a disk may change them: a record is shown when its frame is
+# sound (log_verify.pxd). Ephemeral memory may be used again at any moment, so a record from there is copied first, then checked, then
+# spliced. A record is checked against its index entry: it lies inside its file, its parts fill it, and it has as many bytes as the entry
+# says. Everything that touches a map runs inside `guarded_call`.
 #
 # Cost: one bisection a page for floors and files, then one pass; no Python object, one copy of each byte.
 #
@@ -27,7 +28,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.copies cimport Origin
 from topicsd._native.layout cimport index_entry
-from topicsd._native.maps cimport Maps
+from topicsd._native.maps cimport Map, Maps
 from topicsd._native.regions cimport Regions
 from topicsd._native.render cimport Buffer, RecordText, Tombstone
 from topicsd._native.scan cimport DiffRequest
@@ -51,9 +52,10 @@ cdef struct DiffResult:
     uint32_t tombstone                 # enum loss_reason, 0: none
     bint would_wait                    # nothing for this reader yet: a long poll waits
 
-cdef struct Span:                      # a stretch of one log file that is mapped
-    uint64_t shard, position, bytes
-    const uint8_t *base
+cdef struct Span:                      # the log file that is being read, and records of it that are verified
+    Map map                            # base == NULL: none
+    uint64_t first, end                # where they begin
+    uint64_t now_ns                    # CLOCK_MONOTONIC of this page's first look into the log, 0: it has not looked yet
 
 cdef struct Page:                      # one diff in the making; in memory, so that it outlives a jump out of a bad page
     ReaderCore *reader

@@ -12,7 +12,8 @@ from topicsd._native.layout cimport (
     ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_ORIGIN, LOSS_MIXED, LOSS_RECREATED, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_DEDUPE_NODE, entry_ext, record_entry,
 )
-from topicsd._native.maps cimport MAPS_MAX, for_want_of_room, guarded_call, map_at, maps_drop_all, maps_init, maps_refresh
+from topicsd._native.log_verify cimport log_verified, trust_begin
+from topicsd._native.maps cimport MAPS_MAX, Map, for_want_of_room, guarded_call, map_found, maps_drop_all, maps_init, maps_refresh
 from topicsd._native.render cimport (
     PERFORMANCE_BYTES_MAX, RECORD_BYTES_MAX, TOMBSTONE_BYTES_MAX, buffer_free, buffer_need, put_bool, put_bytes, put_ms,
     put_text, put_tombstone, put_u64,
@@ -71,22 +72,40 @@ cdef const record_entry *_ephemeral(Page *page, const index_entry *entry, uint64
     return record if _sound(record, wanted, entry) else NULL
 
 
+cdef bint _enter(Page *page, uint64_t shard, uint64_t position) noexcept nogil:
+    """Have the span begin with a record of a log file. False: it is not there, or not as it was written."""
+    cdef Span *span = &page.span
+    cdef Map *found
+    span.first = span.end = 0
+    if span.map.base == NULL or span.map.shard != shard or position - span.map.first_position >= span.map.bytes:
+        span.map.base = NULL
+        found = map_found(&page.reader.maps, <uint32_t>shard, position)
+        if found == NULL:
+            return False
+        trust_begin(found)
+        span.map = found[0]
+    if span.now_ns == 0:
+        span.now_ns = clock_mono_ns()
+    if not log_verified(&span.map, position, span.now_ns, &span.end):
+        span.end = 0
+        return False
+    span.first = position
+    return True
+
+
 cdef const record_entry *_locate(Page *page, const index_entry *entry) noexcept nogil:
     """The record that an index entry points at, or NULL when it is not there as the entry says."""
-    cdef uint64_t shard = entry.position >> POSITION_BITS, position = entry.position & POSITION_MASK, available = 0
+    cdef uint64_t shard = entry.position >> POSITION_BITS, position = entry.position & POSITION_MASK, available
     cdef const record_entry *record
     cdef Span *span = &page.span
     if shard == SOURCE_EPHEMERAL:
         return _ephemeral(page, entry, position)
     if shard == SOURCE_SEGMENT:    # sealed.pxd has verified it
         return <const record_entry *><uintptr_t>position
-    if span.base == NULL or span.shard != shard or position < span.position or position - span.position >= span.bytes:
-        span.base = map_at(&page.reader.maps, <uint32_t>shard, position, &available)
-        if span.base == NULL:
-            return NULL
-        span.shard, span.position, span.bytes = shard, position, available
-    available = span.bytes - (position - span.position)
-    record = <const record_entry *>(span.base + (position - span.position))
+    if not (span.first <= position < span.end and span.map.shard == shard) and not _enter(page, shard, position):
+        return NULL
+    available = span.map.bytes - (position - span.map.first_position)
+    record = <const record_entry *>(span.map.base + (position - span.map.first_position))
     if available < sizeof(record_entry) or not _sound(record, available, entry):
         return NULL
     return record
@@ -246,7 +265,8 @@ cdef int _begin(Page *page, uint32_t slot, uint64_t topic_id, uint64_t now_ms) n
     page.filter_nodes = request.node_count != 0 and page.view.config.flags & TOPIC_DEDUPE_NODE
     page.matched = page.scanned = page.payload = 0
     page.ephemeral_first = 0
-    page.span.base = NULL
+    page.span.map.base = NULL
+    page.span.first = page.span.end = page.span.now_ns = 0
     return READ_OK
 
 

@@ -26,12 +26,21 @@ cdef enum:
 
 ctypedef int (*guarded_function)(void *argument) noexcept nogil
 
+cdef enum:
+    TRUST_SLOT_BYTES = 64        # the starts of records of two frames are further apart: a frame's header is between them
+    TRUST_CHUNK_BYTES = 65536
+
+cdef struct Trust:          # of a chunk of a log file: which frames in it were verified (log_verify.pxd)
+    uint64_t since_ns       # CLOCK_MONOTONIC of the oldest of them
+    uint64_t slots[16]      # a bit a slot: a record that begins in it stands in such a frame
+
 cdef struct Map:
     uint64_t shard
     uint64_t first_position
     uint64_t bytes
     uint64_t used           # the cache's tick at the last look
     const uint8_t *base
+    Trust *trust            # one a chunk; made by the first who verifies, NULL when there is no memory for it
 
 cdef struct Maps:
     const Regions *regions
@@ -48,6 +57,8 @@ cdef uint32_t maps_drop_retired(Maps *maps) noexcept nogil          # how many w
 cdef void maps_refresh(Maps *maps) noexcept nogil                   # at the start of a read: another generation drops every map
 # The byte at `position` and how many follow it in the same file; NULL when no file has it or it cannot be mapped (maps.failure says why).
 cdef const uint8_t *map_at(Maps *maps, uint32_t shard, uint64_t position, uint64_t *available) noexcept nogil
+# The same as the map itself, which is good until the next look into the cache.
+cdef Map *map_found(Maps *maps, uint32_t shard, uint64_t position) noexcept nogil
 cdef int guarded_call(guarded_function function, void *argument) noexcept nogil                     # its result, or -EIO
 cdef inline bint for_want_of_room(int failure) noexcept nogil:      # the file is there, perhaps: this process can not map it now
     return failure == -ENOMEM or failure == -EMFILE or failure == -ENFILE or failure == -EAGAIN or failure == -EINTR

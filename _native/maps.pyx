@@ -37,6 +37,7 @@ cdef int maps_init(Maps *maps, const Regions *regions, const char *data_dir, uin
 
 cdef void _drop(Maps *maps, uint32_t number) noexcept nogil:
     maps_close(maps.list[number].base, maps.list[number].bytes)
+    free(maps.list[number].trust)
     maps.count -= 1
     memmove(&maps.list[number], &maps.list[number + 1], (maps.count - number) * sizeof(Map))
 
@@ -45,6 +46,7 @@ cdef void maps_drop_all(Maps *maps) noexcept nogil:
     cdef uint32_t number
     for number in range(maps.count):
         maps_close(maps.list[number].base, maps.list[number].bytes)
+        free(maps.list[number].trust)
     free(maps.list)
     maps.list = NULL
     maps.count = 0
@@ -134,6 +136,7 @@ cdef Map *_open(Maps *maps, uint32_t shard, uint64_t position) noexcept nogil:
         return NULL
     made.shard = shard
     made.first_position = row.first_position
+    made.trust = NULL
     snprintf(path, PATH_BYTES_MAX, "%s/log/shard-%02u/%020llu.log", maps.directory, shard, <unsigned long long>made.first_position)
     made.base = maps_open(path, row.bytes, &made.bytes, &maps.failure)
     if made.base == NULL:
@@ -145,7 +148,7 @@ cdef Map *_open(Maps *maps, uint32_t shard, uint64_t position) noexcept nogil:
     return &maps.list[place]
 
 
-cdef const uint8_t *map_at(Maps *maps, uint32_t shard, uint64_t position, uint64_t *available) noexcept nogil:
+cdef Map *map_found(Maps *maps, uint32_t shard, uint64_t position) noexcept nogil:
     cdef uint32_t place
     cdef Map *found = NULL
     if shard >= SHARDS_MAX:
@@ -168,6 +171,13 @@ cdef const uint8_t *map_at(Maps *maps, uint32_t shard, uint64_t position, uint64
             return NULL
     maps.tick += 1
     found.used = maps.tick
+    return found
+
+
+cdef const uint8_t *map_at(Maps *maps, uint32_t shard, uint64_t position, uint64_t *available) noexcept nogil:
+    cdef const Map *found = map_found(maps, shard, position)
+    if found == NULL:
+        return NULL
     available[0] = found.bytes - (position - found.first_position)
     return found.base + (position - found.first_position)
 

@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from topicsd._native.atomics cimport store_relaxed_64, store_release_32
+from topicsd._native.atomics cimport add_64, store_relaxed_64, store_release_32
 from topicsd._native.copies cimport ORIGIN_BYTES_MAX, Origin, origin_find, put_origin_meta
 from topicsd._native.fleeting cimport INDEX_FLEETING
 from topicsd._native.frame cimport (
@@ -19,7 +19,8 @@ from topicsd._native.layout cimport (
     INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, LOSS_SOURCE_TRIM, MATCH_EQ, MATCH_NONE, POSITION_BITS, POSITION_MASK,
     SOURCE_EPHEMERAL, TOPIC_QUEUE, entry_ext, frame_header, index_entry, key_section, record_entry, topic_slot,
 )
-from topicsd._native.maps cimport MAPS_MAX, guarded_copy, map_at, maps_drop_all, maps_init, maps_refresh
+from topicsd._native.log_verify cimport log_sound
+from topicsd._native.maps cimport MAPS_MAX, Map, for_want_of_room, guarded_copy, map_found, maps_drop_all, maps_init, maps_refresh
 from topicsd._native.sealed cimport Rows, rows_of_topic, sealed_entries
 from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.slabs cimport SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
@@ -439,9 +440,10 @@ cdef bint _takes(const Route *route, uint32_t flags, const uint8_t *tag, uint32_
 cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *entry, bint whole) noexcept nogil:
     """Copy a record that no note holds (all of it, or all before its meta) out of the log or ephemeral memory; NULL: it cannot be read."""
     cdef uint64_t shard = entry.position >> POSITION_BITS, position = entry.position & POSITION_MASK, available = 0, wanted
-    cdef const uint8_t *source
+    cdef const uint8_t *source = NULL
     cdef const record_entry *head
     cdef uint8_t *grown
+    cdef Map *found
     if shard == SOURCE_EPHEMERAL:
         source = forwarder.core.regions.ephemeral + position
         available = forwarder.core.regions.ephemeral_bytes - position
@@ -451,7 +453,12 @@ cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *ent
     else:
         if not forwarder.maps_open:
             return NULL
-        source = map_at(&forwarder.maps, <uint32_t>shard, position, &available)
+        found = map_found(&forwarder.maps, <uint32_t>shard, position)
+        if found != NULL and log_sound(found, position):
+            source = found.base + (position - found.first_position)
+            available = found.bytes - (position - found.first_position)
+        elif found != NULL or not for_want_of_room(forwarder.maps.failure):
+            add_64(&forwarder.core.regions.control.log_damage_met, 1)
     if source == NULL or available < sizeof(record_entry) or guarded_copy(forwarder.scratch, source, sizeof(record_entry)) != 0:
         return NULL
     head = <const record_entry *>forwarder.scratch

@@ -29,14 +29,15 @@ class Log:
 
     def append(self, records: list[frame.Record], **header: int) -> list[int]:
         """Write one frame; return where its record entries stand."""
-        raw = frame.build_append(records, shard=self.shard, **header)
-        if not self.rows or len(self.content) + len(raw) > self.rows[-1][1]:
+        length = len(frame.build_append(records))
+        if not self.rows or len(self.content) + length > self.rows[-1][1]:
             self.close_file()
             first = self.rows[-1][0] + self.rows[-1][1] if self.rows else 0
-            self.rows.append((first, max(self.file_bytes, 128 + len(raw)), False))
+            self.rows.append((first, max(self.file_bytes, 128 + length), False))
             self.content = bytearray(128)  # where the START frame stands
-        at = self.rows[-1][0] + len(self.content) + 64
-        self.content += raw
+        position = self.rows[-1][0] + len(self.content)
+        at = position + 64
+        self.content += frame.build_append(records, shard=self.shard, position=position, **header)
         places = []
         for record in records:
             places.append(at | self.shard << 56)

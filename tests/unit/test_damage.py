@@ -384,7 +384,13 @@ def met_by_a_seal(library: Library, care: Upkeep) -> None:
     care.step(2, 0)
 
 
-@pytest.mark.parametrize("meet", [met_by_a_scrub, met_by_a_seal])
+def met_by_a_read(library: Library, care: Upkeep) -> None:
+    with pytest.raises((IoError, Refused)):
+        library.read_all("t")
+    care.step(2, 0)
+
+
+@pytest.mark.parametrize("meet", [met_by_a_scrub, met_by_a_seal, met_by_a_read])
 def test_damage_in_the_log_is_told_to_readers_at_once_and_to_those_after_a_start_as_well(
     library: Library, meet: Callable[[Library, Upkeep], None]
 ) -> None:
@@ -409,6 +415,35 @@ def test_damage_in_the_log_is_told_to_readers_at_once_and_to_those_after_a_start
     assert library.read_all("t") == seen and library.state("t")["count"] == after["count"]
     library.seal("t")
     assert library.read_all("t") == seen
+
+
+def test_a_record_of_the_log_that_was_good_is_verified_again_a_second_later(library: Library) -> None:
+    path = tail(library)
+    care = library.upkeep()
+    assert lost(library, "t") == set()  # every frame is verified, in this process
+    flip(path, path.read_bytes().index(b"000123x"))
+
+    def met() -> bool:
+        try:
+            return not library.read_all("t")
+        except (IoError, Refused):
+            return True
+
+    assert eventually(met), "it is believed for ever"
+    care.step(1, 0)
+    assert lost(library, "t") == set(range(101, 151))
+
+
+def test_a_router_that_must_read_the_log_copies_no_record_that_has_changed(library: Library) -> None:
+    path = tail(library)
+    care = library.upkeep()
+    flip(path, path.read_bytes().index(b"000123x"))
+    before = library.shared.get("log_damage_met")
+    library.route("t", "copies", from_seq=0)
+    assert library.shared.get("log_damage_met") > before
+    care.step(1, 0)
+    good = [record["data"] for record in library.read_all("t")[0]]
+    assert len(good) == RECORDS - 50 and [record["data"] for record in library.read_all("copies")[0]] == good
 
 
 def test_damage_in_the_log_that_is_gone_at_the_second_look_is_told_no_longer(library: Library) -> None:
