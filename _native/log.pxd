@@ -145,6 +145,7 @@ cdef class Shard:
     cdef void poison_with(self, int error) noexcept nogil
     cdef void clear_read_only(self) noexcept nogil
     cdef int have_next(self, uint64_t frame_bytes) noexcept nogil
+    cdef int make_next(self, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil
     cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil
     cdef int rotate(self, uint64_t previous_end) noexcept nogil
     cdef void add_row(self, uint64_t first_position, uint64_t bytes) noexcept nogil

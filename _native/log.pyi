@@ -14,6 +14,7 @@ class Shard:
     number: int
     file_system: FileSystem
     group_commit_ms: float
+    keep_free: int
 
     def __init__(
         self,

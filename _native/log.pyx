@@ -101,6 +101,7 @@ cdef struct ShardState:
     uint64_t prepared_ready           # release after `prepared`; the writer sets it back to 0
     uint64_t want_first               # where the next file begins
     Spares spares                     # under make_lock
+    uint64_t keep_free                # bytes of the disk that no new file takes (relaxed)
     uint64_t prepare_error            # errno of the last try, 0 after success
     uint64_t preparing                # a prepare_loop runs
     uint64_t asked                    # sync up to here without waiting for the interval
@@ -651,13 +652,21 @@ cdef class Shard:
             self.clear_read_only()
         return 0
 
+    cdef int make_next(self, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
+        # A file behind the last one, unless what is to be kept free would be less then. Under make_lock.
+        cdef ShardState *s = self.state
+        cdef uint64_t keep_free = load_relaxed_64(&s.keep_free)
+        if keep_free and <uint64_t>s.files.free_bytes(s.files.context, s.directory) < bytes + keep_free:
+            return -ENOSPC
+        return make_file(s, s.want_first, bytes, fill_bytes, out)
+
     cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil:
         # A file of the frame's own size takes the place (and the name) of the prepared one.
         cdef ShardState *s = self.state
         cdef TailFile made
         cdef int result
         pthread_mutex_lock(&s.make_lock)
-        result = make_file(s, s.want_first, whole_pages(frame_bytes + LOG_START_BYTES), 0, &made)
+        result = self.make_next(whole_pages(frame_bytes + LOG_START_BYTES), 0, &made)
         if result == 0:
             s.prepared = made
             store_release_64(&s.prepared_ready, 1)
@@ -778,7 +787,7 @@ cdef class Shard:
         if filled == 0 or waited_for:
             result = take_spare(s, s.want_first, &s.prepared)
         if result == -ENOENT:
-            result = make_file(s, s.want_first, s.file_bytes, filled, &s.prepared)
+            result = self.make_next(s.file_bytes, filled, &s.prepared)
         return result
 
     cdef uint64_t keep_spares(self) noexcept nogil:
@@ -1257,6 +1266,15 @@ cdef class Shard:
     def poisoned(self) -> int:
         """0, or the errno of the write or sync that failed: only `void`, `resume_after` and a restart help."""
         return load_acquire_64(&self.state.poison)
+
+    @property
+    def keep_free(self) -> int:
+        """How many bytes of the disk no new file takes."""
+        return load_relaxed_64(&self.state.keep_free)
+
+    @keep_free.setter
+    def keep_free(self, value: int) -> None:
+        store_relaxed_64(&self.state.keep_free, value)
 
     @property
     def next_is_ready(self) -> bool:

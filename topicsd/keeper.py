@@ -25,6 +25,7 @@ from topicsd._native.sealer import Sealer
 from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
+from topicsd.room import Reserve, wanted_bytes
 from topicsd.segments.cold import ColdError, open_cold
 from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row, free_bytes
 from topicsd.settings import Settings
@@ -150,6 +151,8 @@ class Keeper:
         self.rounds.alive = lambda: not line.ended
         self.rounds.pace = self._pace
         self.rounds.room = lambda: free_bytes(str(settings.data_dir)) - snapshot.missing_reserve(settings.data_dir)
+        self.reserve = Reserve(settings.data_dir, wanted_bytes(settings))
+        self.rounds.give = self.reserve.give
         self.cpus = Cpus()
         self.flood = Flood(shared)
         self.upkeep = Upkeep(
@@ -187,16 +190,21 @@ class Keeper:
         """Seal what is due; when the log has no room, what holds its oldest files first, whatever its age."""
         behind = self._behind_files()
         done = self.rounds.make_room(behind, now_ms) if behind else Done()
-        return done if done.segments or done.no_room else self.rounds.round(now_ms)
+        if done.segments or done.no_room:
+            return done
+        self.reserve.fill(self.rounds.room())
+        return self.rounds.round(now_ms)
 
     def _behind_files(self) -> list[int]:
         """How far the end of each file of a full log is behind the log's end, the oldest first; [] while there is room."""
         found: list[int] = []
         if not self.rounds.policy.log_bytes_max:
             return found  # nothing is to be sealed
+        # A log that was begun anew on a full disk takes small writes for a while, but has no next file.
+        full = self.rounds.room() - self.reserve.missing() < self.settings.log_file_bytes
         for folder in sorted((self.settings.data_dir / "log").glob("shard-[0-9][0-9]")):
             line = self.shared.shard(int(folder.name[-2:]))
-            if int(str(line["read_only"])) in NO_ROOM:
+            if int(str(line["read_only"])) in NO_ROOM or full:
                 written = int(str(line["written"]))
                 ends = [file.first_position for file in log_walk.list_files(os.fsencode(folder))[1:]]
                 found += [written - end for end in ends if end < written]

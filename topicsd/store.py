@@ -30,8 +30,10 @@ from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.errors import Throttled
 from topicsd.figures import Figures
+from topicsd.room import Reserve
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
+FIRST_FILE_BYTES = 16 << 20  # of the log file that a start waits for
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
 
@@ -48,6 +50,7 @@ class StoreOptions:
     first_file_bytes: int = 0
     ephemeral_bytes_max: int = 1 << 30
     keys_max: int = 1_000_000
+    seal_reserve_bytes: int = 0  # that sealing may take of a full disk (topicsd/room.py)
     engine: Options = field(default_factory=Options)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
@@ -97,6 +100,7 @@ class Store:
         self.degraded: list[str] = []
         self.suspects: list[str] = []  # segment files that are not there or not as long as their row says: the keeper looks at them first
         self.threads: list[threading.Thread] = []
+        self.reserve = Reserve(self.path, options.seal_reserve_bytes)
         self._lock = -1
         self._healed: set[int] = set()
         self._voided: dict[int, set[int]] = {}  # by shard: positions of frames that were written and never published
@@ -179,7 +183,14 @@ class Store:
     def _start_shards(self, reports: list[WalkReport]) -> None:
         # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.
         for shard, report in zip(self.shards, reports, strict=True):
-            shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot)
+            while True:
+                try:
+                    shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot)
+                    break
+                except OSError as wrong:
+                    # Each start begins a file: on a full disk it may have what was set aside, or the disk could not be freed at all.
+                    if wrong.errno != errno.ENOSPC or not self.reserve.give():
+                        raise
         if self.threaded:
             for number, shard in enumerate(self.shards):
                 self._thread(f"sync-{number}", partial(self.sequencer.run_sync_loop, number))
@@ -231,7 +242,9 @@ class Store:
 
         A shard that failed with EIO stays read-only until the next start (CLARIFICATIONS, Write).
         """
+        missing = self.reserve.missing()
         for number, shard in enumerate(self.shards):
+            shard.keep_free = missing
             if not self.sequencer.is_poisoned(number) or (number in self._healed and shard.read_only != errno.ENOSPC):
                 continue
             self.sequencer.fail_unsynced()  # what was refused is known before anything is kept
@@ -264,8 +277,7 @@ class Store:
         sizes = {}
         if self.options.file_bytes:
             sizes["file_bytes"] = self.options.file_bytes
-        if self.options.first_file_bytes:
-            sizes["first_file_bytes"] = self.options.first_file_bytes
+            sizes["first_file_bytes"] = min(self.options.first_file_bytes or FIRST_FILE_BYTES, self.options.file_bytes)
         directory = self.path / "log" / f"shard-{number:02d}"
         options = self.options
         return Shard(

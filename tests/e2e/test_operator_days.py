@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,44 @@ def takes_writes(server: Server, topic: str) -> bool:
 SMALL = {
     "TOPICS_LOG_FILE_BYTES": 4 * MIB, "TOPICS_SEGMENT_MAX_EVENTS": 50, "TOPICS_CHECKPOINT_BYTES": 2 * MIB, "TOPICS_CHECKPOINT_MS": 200,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("mib", "file_mib"), [(40, 1), (60, 4)])
+def test_a_disk_that_is_full_of_log_files_is_freed_by_deletes_again_and_again(
+    launch: Launch, disk: Callable[[str, int], Path], mib: int, file_mib: int
+) -> None:
+    place = disk("small", mib)
+    server = launch(data_dir=place / "data", **SMALL | {"TOPICS_LOG_FILE_BYTES": file_mib * MIB})
+    kept: list[bytes] = []
+
+    def free() -> int:
+        return os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+
+    for once_more in range(3):
+        answer = None
+        with server.line() as line:
+            for number in range(4000):  # what stays stands between what goes, in each file of the log
+                data = data_of(10_000 * once_more + number, 5_000)
+                answer = line.call("POST", at("kept"), write_body([data]))
+                if answer.status not in (200, 201):
+                    break
+                kept.append(data)
+                answer = line.call("POST", at("gone"), write_body([data_of(number)]))
+                if answer.status not in (200, 201):
+                    break
+        assert answer is not None and answer.code == "storage_read_only", "the disk was never full"
+        if once_more == 1:
+            server.kill()
+            server.start()
+        head = server.call("GET", at("gone")).json["head_seq"]
+        assert server.call("POST", at("gone", "delete"), as_json({"before_seq": head + 1})).status == 200
+        if once_more == 2:
+            os.kill(server.settled_roles().writer or 0, signal.SIGKILL)
+        assert eventually(lambda: free() >= mib * MIB // 4, 90.0), f"{free()} bytes are free\n{server.log()}"
+        assert eventually(lambda: takes_writes(server, "other"), 60.0), server.log()
+        assert read(server, "kept") == (kept, [])
+    assert server.stop() == 0
+    assert run("fsck", str(server.data))[0] == 0
 
 
 @pytest.mark.parametrize("way", ["cap", "delete", "topic"])

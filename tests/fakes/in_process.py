@@ -76,6 +76,7 @@ class Library:
             shards=self.options.get("shards", 1), first_file_bytes=self.options.get("file_bytes", 1 << 20),
             file_bytes=self.options.get("file_bytes", 1 << 20), ephemeral_bytes_max=self.options.get("ephemeral_bytes_max", 8 << 20),
             keys_max=self.options.get("keys_max", 1000), engine=engine, checkpoint=checkpoints, direct_always=self.options.get("flights", 0),
+            seal_reserve_bytes=self.options.get("seal_reserve_bytes", 0),
         )  # fmt: skip
         self.store = Store(self.shared, self.directory, options, self.clock, files=self.files, boot=self.boot, lock=False)
         self.watched = Watched(self.store)

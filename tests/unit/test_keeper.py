@@ -111,14 +111,16 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
         (folder / f"{first:020d}.log").write_bytes(bytes(8))
     line, asked = {"read_only": 0, "written": 3500}, list[Any]()
     one = Keeper.__new__(Keeper)
-    one.settings = SimpleNamespace(data_dir=tmp_path)  # type: ignore[assignment]
+    one.settings = SimpleNamespace(data_dir=tmp_path, log_file_bytes=4096)  # type: ignore[assignment]
     one.shared = SimpleNamespace(shard=lambda _number: line)  # type: ignore[assignment]
     made = Done(segments=1)
     one.rounds = SimpleNamespace(  # type: ignore[assignment]
         policy=Policy(log_bytes_max=1 << 30),
         make_room=lambda behind, _now: asked.append(behind) or made,
-        round=lambda _now: asked.append("all") or Done(),
-    )
+        round=lambda _now: asked.append("all") or Done(), room=lambda: room[0],
+    )  # fmt: skip
+    filled, room = list[int](), [4096]
+    one.reserve = SimpleNamespace(fill=filled.append, missing=lambda: 0)  # type: ignore[assignment]
     one._round(0)
     assert asked.pop() == "all" and not asked
     line["read_only"] = errno.EIO
@@ -126,13 +128,17 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
     assert asked.pop() == "all" and not asked, "another failure than a full disk"
     line["read_only"] = errno.ENOSPC
     one._round(0)
+    assert filled == [4096] * 2, "what is sealed for want of room has it first"
     assert asked == [[2500, 500]], "the first file ends 2500 bytes behind the log's end; the one that is written holds nobody up"
     made.segments = 0
     one._round(0)
     assert asked[2:] == ["all"], "nothing holds them: what is due by its size or age"
+    line["read_only"], made.segments, room[0] = 0, 1, 4095
+    one._round(0)
+    assert asked[3:] == [[2500, 500]], "there is no room for the next file"
     one.rounds.policy = Policy(0, 0, 0)
     one._round(0)
-    assert asked[3:] == ["all"], "sealing is off"
+    assert asked[4:] == ["all"], "sealing is off"
 
 
 def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -485,3 +485,35 @@ def behind(library: Library) -> list[int]:
     written = int(str(library.shared.shard(0)["written"]))
     ends = [file.first_position for file in log_walk.list_files(os.fsencode(Path(os.fsdecode(library.directory)) / "log" / "shard-00"))[1:]]
     return [written - end for end in ends if end < written]
+
+
+def test_a_full_log_is_sealed_with_room_that_was_set_aside_and_nothing_else_is(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
+    for n in range(40):
+        library.append("held", [{"data": f"{n:04d}" + "x" * 500}])
+        library.append("gone", [{"data": "y" * 5000} for _ in range(4)])
+    library.drop("gone")
+    library.sequencer.sync()
+    before, had = library.diff("held", limit=1000)["records"], library.log_files()
+    rounds = library.sealing(age_ms_max=1, log_bytes_max=1 << 30)
+    files.space = files.used()
+    kept = [256 << 10] * 2
+
+    def give() -> bool:
+        if kept:
+            files.space += kept.pop()
+        return bool(kept) or files.space > files.used()
+
+    rounds.room = lambda: files.space - files.used()
+    rounds.give = give
+    clock.step(10_000)
+    assert rounds.round(clock.wall_ms()).no_room == 1 and len(kept) == 2, "what is merely old waits for room of its own"
+    done = rounds.make_room(behind(library), clock.wall_ms())
+    assert done.segments and not done.no_room and len(kept) == 1, "no more than is needed"
+    files.space = None
+    for _ in range(3):
+        library.checkpoint()
+    assert library.log_files() < had
+    assert library.diff("held", limit=1000)["records"] == before
+    library.close()

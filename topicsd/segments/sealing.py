@@ -22,6 +22,7 @@ Publish = Callable[[list[Row]], list[str]]
 
 ROOM_SHARE = 4  # a piece of a tail takes at most this part of what the disk has free,
 PIECE_BYTES_MIN = 64 << 10  # and is tried down to this size: less is not worth three files
+ROOM_MIN = ROOM_SHARE * PIECE_BYTES_MIN  # with less, what holds a full log is sealed with room that was set aside
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 RECORD_WEIGHT = 256  # bytes of log: the index of so much is a tenth of it (24 B a record)
 
@@ -77,6 +78,7 @@ class Rounds:
         self.skipped: set[tuple[int, int]] = set()  # their log is damaged: until the next start they are left where they are
         self.alive: Callable[[], bool] = lambda: True
         self.room: Callable[[], int] = lambda: free_bytes(data_dir)  # of the disk
+        self.give: Callable[[], bool] = lambda: False  # makes more room of what was set aside for a full log; False: there is none
         # Called between two segments of a round: seconds that the last one took, bytes that are due still. It may wait, or seal what is asked for.
         self.pace: Callable[[float, int], None] = lambda _took_s, _behind: None
 
@@ -213,6 +215,8 @@ class Rounds:
     def _pieces(self, most: int) -> Iterator[int]:
         """How much to seal at a time: what the disk has room for, then less and less."""
         room = self.room()
+        while room < ROOM_MIN and self.policy.only_behind and self.give():
+            room = self.room()
         if room < PIECE_BYTES_MIN:
             return
         most = min(most, max(room // ROOM_SHARE, PIECE_BYTES_MIN))

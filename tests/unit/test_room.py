@@ -1,0 +1,96 @@
+"""The room that is set aside for sealing, so that a full disk can be freed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.faulty_files import FaultyFiles
+from fakes.in_process import Library
+from topicsd.room import BYTES_MAX, GIVEN_BYTES, Reserve, wanted_bytes
+from topicsd.snapshot import FOLDER
+
+MIB = 1 << 20
+
+
+def sizes(**changed: int) -> Any:
+    return SimpleNamespace(**{"log_file_bytes": MIB, "segment_max_events": 1, "segment_max_bytes": 1, "segment_max_age_ms": 1} | changed)
+
+
+def test_two_log_files_are_set_aside_and_none_where_nothing_is_sealed() -> None:
+    assert wanted_bytes(sizes()) == 2 * MIB
+    assert wanted_bytes(sizes(log_file_bytes=1 << 40)) == BYTES_MAX
+    assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0)) == 2 * MIB
+    assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0, segment_max_age_ms=0)) == 0
+
+
+def test_it_takes_what_is_free_until_it_has_all_and_gives_it_back_piece_by_piece(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    one = Reserve(tmp_path, 2 * GIVEN_BYTES + 4096)
+    assert not one.give() and one.missing() == one.wanted
+    assert one.fill(0) == one.fill(-4096) == one.wanted, "nothing is free"
+    assert one.fill(4096) == 2 * GIVEN_BYTES
+    assert one.path.stat().st_blocks * 512 >= 4096, "room, not a hole"
+    assert one.fill(1 << 40) == 0 and one.held() == one.wanted
+    assert [one.give() for _ in range(4)] == [True, True, True, False]
+    assert one.missing() == one.wanted
+    assert Reserve(tmp_path, 0).missing() == 0
+
+
+def test_a_disk_without_the_folder_or_without_room_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Reserve(tmp_path, MIB)
+    assert one.fill(1 << 40) == MIB
+    (tmp_path / FOLDER).mkdir()
+
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    assert one.fill(1 << 40) == MIB
+
+
+def test_a_start_on_a_full_disk_takes_its_log_file_from_it(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(tmp_path), FakeClock()
+    options = {"file_bytes": MIB, "seal_reserve_bytes": 2 * MIB}
+    library = Library(str(tmp_path), clock, files=files, **options)
+    library.append("t", [{"data": 1}])
+    (tmp_path / FOLDER).mkdir(exist_ok=True)
+    library.store.reserve.fill(1 << 40)
+    free = files.used()
+
+    class Disk:
+        """The limit of `files` counts its own files alone: what the reserve has given back is free as well."""
+
+        def __le__(self, used: int) -> bool:
+            return used >= free + library.store.reserve.missing()
+
+        def __lt__(self, used: int) -> bool:
+            return used > free + library.store.reserve.missing()
+
+    files.space = Disk()  # type: ignore[assignment]
+    library.kill()
+    assert 0 < library.store.reserve.missing() <= 3 * GIVEN_BYTES
+    assert [each["$seq"] for each in library.diff("t")["records"]] == [1]
+    library.close()
+
+
+def test_the_log_makes_no_file_of_what_is_to_be_set_aside(tmp_path: Path) -> None:
+    library = Library(str(tmp_path), FakeClock(), seal_reserve_bytes=1 << 60)
+    library.store.heal()
+    shard = library.store.shards[0]
+    assert shard.keep_free == 1 << 60
+    library.append("t", [{"data": "x" * 500_000}])
+    with pytest.raises(Exception, match="storage_read_only"):
+        for _ in range(5):
+            library.append("t", [{"data": "x" * 500_000}])
+    assert shard.read_only == errno.ENOSPC and not shard.poisoned
+    library.store.reserve.wanted = 0
+    library.store.heal()
+    shard.prepare()
+    library.append("t", [{"data": "x" * 500_000}])
+    library.close()
