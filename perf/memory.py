@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ import build
 from topicsd._native.scan import Limits
 from topicsd._native.sealer import Sealer
 from topicsd.segments.sealing import Policy, Rounds
+
+PARTS = 5
 
 
 def resident_bytes(pid: int) -> int:
@@ -45,10 +49,10 @@ def records(engine: Engine, wanted: int) -> float:
 
 
 def sealed(directory: Path, wanted: int) -> tuple[float, int]:
-    """Append so many records of 64 B and have all of them sealed; return the bytes that each of them then keeps resident, and how many they are.
+    """Append so many records of 64 B in parts, each of them sealed; return the bytes that each record keeps resident, and how many they are.
 
-    What is held against each other are two moments with everything sealed, the first after as many records as come then: so what a tail and its
-    snapshots need once, however many records are sealed, is in both.
+    Held against each other are moments with everything sealed. What the longest tail so far and its snapshots have needed stays with the process,
+    however many records are sealed, and comes in steps: so the median of the parts counts. What each record kept would move it as much as any.
     """
     import submit
 
@@ -75,10 +79,12 @@ def sealed(directory: Path, wanted: int) -> tuple[float, int]:
         return engine.reader.head(slot)
 
     try:
-        first = grow(wanted)
-        before = least_resident(engine.pid)
-        last = grow(first + wanted)
-        return (least_resident(engine.pid) - before) / (last - first), last - first
+        heads, resident = [grow(wanted)], [least_resident(engine.pid)]
+        for _ in range(PARTS):
+            heads.append(grow(heads[-1] + wanted // PARTS))
+            resident.append(least_resident(engine.pid))
+        each = [(after - before) / (last - first) for (first, last), (before, after) in zip(pairwise(heads), pairwise(resident), strict=True)]
+        return statistics.median(each), heads[-1] - heads[0]
     finally:
         engine.close()
 
