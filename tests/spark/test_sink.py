@@ -81,29 +81,30 @@ def test_a_write_with_an_id_that_is_cut_another_way_is_refused_and_writes_nothin
     assert sorted(record["data"] for record in read(server, "cut")) == list(range(100))
 
 
-def test_a_stream_that_is_cut_another_way_is_refused_and_writes_nothing_twice(spark: Any, server: Server, tmp_path: Path) -> None:
+def test_a_stream_writes_from_as_many_partitions_as_it_has_and_a_replay_nothing_twice(spark: Any, server: Server, tmp_path: Path) -> None:
+    """Another cut is seen where a partition misses what it has written: that batch fails."""
     from pyspark.errors import StreamingQueryException
 
     spark.range(100).selectExpr("id as n").coalesce(1).write.parquet(str(tmp_path / "in"))
 
-    def run(parts: int, folder: str, **options: str) -> None:
+    def run(parts: int, topic: str, **options: str) -> None:
         frame = spark.readStream.schema("n bigint").parquet(str(tmp_path / "in")).selectExpr("cast(n as string) as data").repartition(parts, "data")
-        writer = frame.writeStream.format("topicsd").options(url=url(server), topic=folder, maxRecordsPerBatch="10", **options)
-        assert writer.option("checkpointLocation", str(tmp_path / folder)).trigger(availableNow=True).start().awaitTermination(300)
+        writer = frame.writeStream.format("topicsd").options(url=url(server), topic=topic, maxRecordsPerBatch="10", **options)
+        assert writer.option("checkpointLocation", str(tmp_path / topic)).trigger(availableNow=True).start().awaitTermination(300)
 
-    with pytest.raises(StreamingQueryException):
-        run(3, "cut.stream")
-    assert len(read(server, "cut.stream")) < 100
-    run(1, "cut.stream")
-    assert sorted(record["data"] for record in read(server, "cut.stream")) == list(range(100))
-    for replay in (3, 1):  # the driver was killed between the write and its commit
+    run(3, "cut.stream")
+    for replay in (3, 3, 5):  # the driver was killed between the write and its commit
         for path in (tmp_path / "cut.stream/commits").glob("*0*"):
             path.unlink()
-        with pytest.raises(StreamingQueryException) if replay == 3 else contextlib.nullcontext():  # the reason is in a cause alone
+        with pytest.raises(StreamingQueryException) if replay == 5 else contextlib.nullcontext():  # the reason is in a cause alone
             run(replay, "cut.stream")
-        assert sorted(record["data"] for record in read(server, "cut.stream")) == list(range(100))
-    run(3, "cut.wide", partitions="3")
-    assert sorted(record["data"] for record in read(server, "cut.wide")) == list(range(100))
+        there = [record["data"] for record in read(server, "cut.stream")]
+        assert set(there) == set(range(100)) if replay == 5 else sorted(there) == list(range(100))
+    with pytest.raises(StreamingQueryException):
+        run(3, "cut.one", partitions="1")
+    assert len(read(server, "cut.one")) < 100
+    run(1, "cut.one", partitions="1")
+    assert sorted(record["data"] for record in read(server, "cut.one")) == list(range(100))
 
 
 def test_a_batch_of_a_stream_that_is_replayed_writes_nothing_twice_even_in_another_order(spark: Any, server: Server, tmp_path: Path) -> None:

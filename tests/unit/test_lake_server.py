@@ -62,6 +62,22 @@ def test_a_topic_that_is_gone_is_not_sealed_and_other_errors_are_told(fake: tupl
         Server(url).seal("t")
 
 
+def test_a_server_whose_writer_starts_is_waited_for_by_time(fake: tuple[str, list[Answer], list[tuple[str, str, str | None]]]) -> None:
+    url, answers, asked = fake
+    starts: Answer = (503, {"Retry-After": "1"}, {"error": {"code": "not_ready"}})
+    slept: list[float] = []
+    answers += [*[starts] * 50, (200, {}, {"sealed": True})]
+    assert Server(url, sleep=slept.append).seal("t")
+    assert slept == [1.0] * 50
+    answers += [starts] * (120 + RETRIES)
+    with pytest.raises(ServerError, match="503.*not_ready"):
+        Server(url, sleep=slept.append).seal("t")
+    assert (len(asked), answers) == (51 + 120 + RETRIES, [])
+    answers += [starts]
+    with pytest.raises(ServerError, match="503.*not_ready"):
+        Server(url, retries=1, sleep=slept.append).seal("t")
+
+
 def test_retries_end(fake: tuple[str, list[Answer], list[tuple[str, str, str | None]]]) -> None:
     url, answers, asked = fake
     answers += [(503, {}, {})] * RETRIES

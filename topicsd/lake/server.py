@@ -14,6 +14,7 @@ from typing import Any
 
 RETRIES = 8
 WAIT_S_MAX = 10.0
+START_S_MAX = 120.0  # a writer that replays its log says `not_ready`: that is waited for by time, for it takes what its log takes
 TIMEOUT_S = 60.0  # a seal may take half of it
 PAGE_BYTES = 8 << 20  # the most that diff gives
 
@@ -34,7 +35,8 @@ class NotFoundError(ServerError):
 
 
 class Server:
-    """A server by its URL, over one connection that is kept. 429, 503 and broken connections are tried again, as Retry-After says.
+    """A server by its URL, over one connection that is kept. 429, 503 and broken connections are tried again, as Retry-After says;
+    503 `not_ready`, a writer that starts, does not count as a try for two minutes.
 
     Whatever is tried again may have been done already: only calls that may be made twice are here, an append with its key. One thread.
     """
@@ -115,8 +117,8 @@ class Server:
             raise ServerError(f"{method} {self._url}{path}: the answer is no JSON: {wrong}") from None
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        told, status = "", 0
-        for turn in range(self._retries):
+        told, status, turn, started_s = "", 0, 0, 0.0
+        while turn < self._retries:
             wait_s = min(0.1 * 2**turn, WAIT_S_MAX)
             try:
                 status, after, raw = self._ask(method, self._base + path, body)
@@ -133,7 +135,12 @@ class Server:
                 if status not in (429, 503):
                     raise ServerError(f"{method} {path}: {told}", status)
                 wait_s = min(float(after), WAIT_S_MAX) if after.isdecimal() else wait_s
-            if turn + 1 < self._retries:
+                if status == 503 and self._retries > 1 and started_s < START_S_MAX and b'"not_ready"' in raw:
+                    started_s += wait_s
+                    self._sleep(wait_s)
+                    continue
+            turn += 1
+            if turn < self._retries:
                 self._sleep(wait_s)
         raise ServerError(f"{method} {self._url}{path}: {told}", status)
 

@@ -114,7 +114,7 @@ class SinkOptions:
     retries: int
     window_ms: int
     write_id: str | None  # of a batch write that is to be repeated without writing twice
-    partitions: int  # of a stream: in so many each batch is cut, and in the same way whenever it is run
+    partitions: int | None  # of a stream: more are refused
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
@@ -128,7 +128,7 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         told["url"], told.get("token"), told.get("topic"), _number(told, "maxrecordsperbatch") or 5000, _number(told, "maxbytesperbatch") or 4 << 20,
         _number(told, "maxretries", least=0) if "maxretries" in told else 8,  # type: ignore[arg-type]
-        _duration_ms(told.get("replaywindow", "7d")), told.get("writeid"), _number(told, "partitions") or 1,
+        _duration_ms(told.get("replaywindow", "7d")), told.get("writeid"), _number(told, "partitions"),
     )  # fmt: skip
 
 

@@ -97,12 +97,9 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         if not query or not batch:
             raise SinkError("this Spark does not tell its tasks of the query and the batch, so a replay could not be told from a new batch")
         count = self.options.partitions
-        refusal = (
-            f"a stream writes from {'one partition' if count == 1 else f'{count} partitions, as the option partitions says'}, since a batch that is "
-            "replayed and cut another way would be written twice; write stream.coalesce(1), or a stream that is always cut the same way, as by "
-            "stream.repartition(4, column), with the option partitions=4. What has been written of this batch is not written again"
-        )
-        return self.send(f"{query}:{batch}:{task.partitionId()}", of_first_tasks(iterator, task.partitionId(), count, refusal))
+        if count is not None:
+            iterator = of_first_tasks(iterator, task.partitionId(), count, f"this stream writes from {count}, as its option partitions says")
+        return self.send(f"{query}:{batch}:{task.partitionId()}", iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Nothing to do: each chunk has been written for good."""
