@@ -70,11 +70,11 @@ def test_a_server_whose_writer_starts_is_waited_for_by_time(fake: tuple[str, lis
     assert Server(url, sleep=slept.append).seal("t")
     assert slept == [1.0] * 50
     answers += [starts] * (120 + RETRIES)
-    with pytest.raises(ServerError, match="503.*not_ready"):
+    with pytest.raises(ServerError, match=r"503.*not_ready"):
         Server(url, sleep=slept.append).seal("t")
     assert (len(asked), answers) == (51 + 120 + RETRIES, [])
     answers += [starts]
-    with pytest.raises(ServerError, match="503.*not_ready"):
+    with pytest.raises(ServerError, match=r"503.*not_ready"):
         Server(url, retries=1, sleep=slept.append).seal("t")
 
 
