@@ -1051,6 +1051,7 @@ cdef int _replay_row(Forwarder *forwarder, const frame_header *frame, uint64_t b
     topic = &core.regions.table[route.dest]
     touch(core, route.source)
     touch(core, route.dest)
+    topic.last_position = frame.position    # it names the destination: no damage in front of it has taken what came behind
     known = route.cursor
     if topic.config.durability == CLASS_EPHEMERAL:    # its copies have ended with the server
         if count and leave_hole(core, route.dest, row.dest_base + count - 1, LOSS_MIXED) != 0:
