@@ -27,7 +27,8 @@ SINK = {
 }  # fmt: skip
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 # {topic: {"epoch": 16 hex digits, "next_seq": int}}; and of a topic that is read from its beginning, while next_seq is below them, "earliest_seq":
-# all below had gone when it got its place, and "floor": what of below has gone from an export since, or before, is no failure.
+# all below had gone when it got its place, and "floor": what of below has gone from an export since, or before, is no failure. The end of a first
+# batch has in "from" where that began, as Spark keeps no more of it than its end; and what a stream begins with is marked by "initial".
 Offsets = dict[str, dict[str, Any]]
 
 

@@ -179,8 +179,30 @@ def evenly(weighed: Iterable[tuple[Part, int]], target: int) -> Iterator[list[Pa
 # ---- a stream --------------------------------------------------------------------------------------------------------------------
 
 
+def initial(begin: Offsets) -> Offsets:
+    """Where a stream begins, marked: Spark keeps no start of a first batch, and asks for it again when that is replayed. So its end says it."""
+    return {name: one | {"initial": True} for name, one in begin.items()}
+
+
+def _plain(offset: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in offset.items() if name not in ("initial", "from")}
+
+
 def advanced(found: Manifest | Listing, start: Offsets, options: Options, *, records: int | None = None, size: int | None = None) -> Offsets:
     """Where the next micro-batch ends: all that there is, or each topic's share of so many records or bytes. Never behind `start`.
+
+    The end of a first batch has in `from` where each topic began; a later one does not, unless it is the same end.
+    """
+    first = all("initial" in one for one in start.values())
+    begin = {name: _plain(one) for name, one in start.items()}
+    end = _advanced(found, begin, options, records, size)
+    if first:
+        return {name: one | {"from": begin.get(name, one)} for name, one in end.items()}
+    return start if end == begin else end
+
+
+def _advanced(found: Manifest | Listing, start: Offsets, options: Options, records: int | None, size: int | None) -> Offsets:
+    """Without a word of where it began.
 
     A topic that is new is only given its place here, where it begins; the batch after reads it. So a batch's start says all. One that was made again
     is given its place when the export has nothing more of the old one: between the two stands a row that says so.
@@ -247,7 +269,8 @@ def cuts(start: Offsets, end: Offsets, options: Options) -> Iterator[list[Cut]]:
     """What each partition reads from start to end, by these alone."""
     group: list[Cut] = []
     weight = 0
-    for cut in (cut for name in sorted(end) if name in start for cut in _cuts(name, start[name], end[name], options)):
+    begin = {name: _begun(start.get(name), end[name]) for name in sorted(end)}
+    for cut in (cut for name, one in begin.items() if one is not None for cut in _cuts(name, one, end[name], options)):
         seqs = 1 if cut.stop <= cut.earliest else cut.stop - cut.first
         if group and weight + seqs > options.partition_records:
             yield group
@@ -256,6 +279,12 @@ def cuts(start: Offsets, end: Offsets, options: Options) -> Iterator[list[Cut]]:
         weight += seqs
     if group:
         yield group
+
+
+def _begun(start: dict[str, Any] | None, end: dict[str, Any]) -> dict[str, Any] | None:
+    """Where a topic's part of a batch begins. Of a first batch its end says it; what would be a stream's beginning by now says nothing of it."""
+    began: dict[str, Any] | None = start if start == end else end.get("from", start)
+    return began
 
 
 def _cuts(name: str, start: dict[str, Any], end: dict[str, Any], options: Options) -> Iterator[Cut]:

@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: Manifest | live.Listing | None = None  # what there was when a trigger AvailableNow began
 
     def initialOffset(self) -> Offsets:
-        return plan.bound(plan.chosen(look(self.options), self.options), self.options.starting, "startingOffsets")
+        return plan.initial(plan.bound(plan.chosen(look(self.options), self.options), self.options.starting, "startingOffsets"))
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._until = look(self.options)
