@@ -1,5 +1,6 @@
 """What a topic has lost or deleted stands in an export as diff tells it: a gap with its reason, or nothing; also of a topic without a segment."""
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -126,6 +127,67 @@ def test_deletes_are_silent_wherever_they_stand(engine: Library, tmp_path: Path)
     engine.checkpoint()
     run(engine, tmp_path / "to", prune=True)
     assert exported(tmp_path / "to", "t") == [(1, 10, "cap"), (36, 40, "record")]
+
+
+TAG_B = {"match": ["tag", "Eq", "b"]}
+
+
+def alternate(engine: Library, name: str, count: int) -> None:
+    """Records tagged b, a, b, a …"""
+    engine.append(name, [{"data": 1, "tag": "ba"[number % 2]} for number in range(count)])
+
+
+@pytest.mark.parametrize(
+    "deletes", [*list(itertools.permutations([{"before_seq": 11}, TAG_B])), (TAG_B,), ({"before_seq": 13}, {"before_seq": 11}, TAG_B)]
+)
+def test_what_deletes_of_both_kinds_took_in_front_of_a_first_seal_is_deleted(engine: Library, tmp_path: Path, deletes: Any) -> None:
+    engine.put("t")
+    alternate(engine, "t", 30)
+    for one in deletes:
+        engine.delete("t", **one)
+    run(engine, tmp_path / "to")
+    live = [record["$seq"] for record in engine.read_all("t")[0]]
+    found = told(tmp_path / "to", "t")
+    assert [(one.first_seq, one.last_seq, one.why) for one in found.rows] == [(1, live[0] - 1, "deleted"), (live[0], 30, "")]
+    assert exported(tmp_path / "to", "t") == [(seq, seq, "record") for seq in live]
+    engine.checkpoint()
+    assert run(engine, tmp_path / "to", quiet=True).changed is False
+
+
+@pytest.mark.parametrize("first", ["before", "match"])
+@pytest.mark.parametrize("checkpoint", [0, 1, 2, 3])
+def test_what_deletes_took_between_two_segments_is_deleted(engine: Library, tmp_path: Path, checkpoint: int, first: str) -> None:
+    engine.put("t")
+    if first == "before":
+        alternate(engine, "t", 10)
+    else:
+        engine.append("t", [{"data": 1, "tag": "b"}] * 10)
+    run(engine, tmp_path / "to")
+    alternate(engine, "t", 20)
+    if checkpoint == 1:
+        engine.checkpoint()
+    if first == "before":
+        engine.delete("t", before_seq=11)
+    if checkpoint == 2:
+        engine.checkpoint()
+    engine.delete("t", **TAG_B)
+    if checkpoint == 3:
+        engine.checkpoint()
+    run(engine, tmp_path / "to")
+    run(engine, tmp_path / "fresh")
+    wanted = [(seq, seq, "record") for seq in range(12, 31, 2)]
+    assert [one for one in exported(tmp_path / "to", "t") if one[0] > 10] == exported(tmp_path / "fresh", "t") == wanted
+    rows = told(tmp_path / "to", "t").rows
+    assert rows[0].first_seq == 1 and all(one.last_seq + 1 == two.first_seq for one, two in itertools.pairwise(rows))
+
+
+def test_what_caps_took_in_front_of_deletes_is_a_gap_and_they_are_none(engine: Library, tmp_path: Path) -> None:
+    engine.put("t", cap_records=20)
+    alternate(engine, "t", 30)
+    engine.delete("t", **TAG_B)
+    run(engine, tmp_path / "to")
+    assert tombstone(engine, "t") == (1, 10, "cap")
+    assert exported(tmp_path / "to", "t") == [(1, 10, "cap"), *((seq, seq, "record") for seq in range(12, 31, 2))]
 
 
 def test_what_was_exported_stays_a_record_when_a_floor_passes_it_until_a_prune(engine: Library, tmp_path: Path) -> None:

@@ -156,7 +156,17 @@ def _take(topic: TopicState, made: Range) -> None:
     old = topic.ranges.get(made.first_seq)
     # A row that stands in an older one's place: what was marked there stays deleted.
     marks = old.marks if old is not None and old.last_seq == made.last_seq else b""
+    if old is None and _begins_late(topic, made.first_seq):
+        topic.floors = replace(topic.floors, deleted_below=made.first_seq)
     topic.ranges[made.first_seq] = Range(made.first_seq, made.last_seq, made.last_ts, made.place, made.why, made.marks or marks)
+
+
+def _begins_late(topic: TopicState, first_seq: int) -> bool:
+    """Whether a new range begins behind seqs that deletes by tag took before anything sealed them: then nothing below it was live."""
+    last = next(reversed(topic.ranges.values()), None)
+    if first_seq <= max(topic.floors.live, last.last_seq + 1 if last else 1):
+        return False
+    return any(one.before_seq >= first_seq for one in topic.deletions if one.kind != frames.MATCH_NONE)
 
 
 def range_of(body: bytes, topic_id: int, data_dir: Path) -> Range:
