@@ -34,7 +34,7 @@ cdef extern from *:
 cdef enum:
     PROBE_EVERY = 64         # large groups; the dearer way is tried once among so many, for disks and memory change,
     PROBE_EVERY_MAX = 4096   # and half as often after each try that changes nothing
-    CROWD_FACTOR = 4
+    CROWD_FACTOR = 6
 
 cdef int64_t DIRECT_UNSUPPORTED = -(1 << 30)
 

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from topicsd._native.files cimport Files
 
 cdef enum:
-    SPARES_MAX = 64
+    SPARES_MAX = 128          # as much as may wait to be sealed in a flood (keeper.py)
 
 cdef struct Spares:
     uint32_t count, wanted

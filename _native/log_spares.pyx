@@ -12,7 +12,7 @@ from topicsd._native.files cimport Files
 
 cdef enum:
     PATH_BYTES = 4096
-    FREE_SHARE = 8                      # of the free disk, with the spares themselves, they may have one part
+    FREE_SHARE = 4                      # of the free disk, with the spares themselves, they may have one part
     SPARE_KEEP_NS = 600 * 1000000000
 
 

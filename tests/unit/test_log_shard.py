@@ -536,7 +536,7 @@ def test_a_full_disk_gives_the_room_of_spares_to_a_file_of_another_size(director
 
 def test_spares_go_when_the_disk_is_nearly_full(directory: Path, files: FaultyFiles) -> None:
     shard = with_spares(directory, files)
-    files.free = 65536  # with the spares themselves 98304: an eighth of that is less than one
+    files.free = 8192  # with the spares themselves 57344: a quarter of that is less than one
     wait_until(lambda: shard.keep_spare() is not None and shard.spares == 0)
     assert spare_files(directory) == []
     files.free = -1
