@@ -22,8 +22,9 @@ from topicsd._native.regions import Shared
 from topicsd._native.upkeep import File
 from topicsd.figures import Figures
 from topicsd.segments import names
-from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, open_cold
+from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name
 from topicsd.segments.cold_reader import BLOCK_BYTES, ColdLimits, ColdReader, ColdUnavailableError
+from topicsd.segments.cold_tier import open_tier
 from topicsd.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ log = structlog.get_logger("cold")
 class ColdTier:
     """One a worker; for the loop's thread."""
 
-    def __init__(self, shared: Shared, settings: Settings, figures: Figures, open_store: Callable[[str], Cold] = open_cold) -> None:
+    def __init__(self, shared: Shared, settings: Settings, figures: Figures, open_store: Callable[[str], Cold] | None = None) -> None:
         self.shared, self.settings, self.figures = shared, settings, figures
-        self._open_store = open_store
+        self._open_store = open_store or (lambda place: open_tier(place, settings.data_dir))
         self._limits = ColdLimits(cache_bytes=READER_CACHE_BYTES, wait_ms=settings.cold_wait_ms)
         self._reader: ColdReader | None = None
         self._open_at_s = 0.0

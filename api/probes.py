@@ -13,6 +13,7 @@ from topicsd import limits
 from topicsd.api import answers
 from topicsd.api.context import Context
 from topicsd.api.gate import Route
+from topicsd.segments.cold_tier import WHY
 
 
 class Health(Route):
@@ -46,7 +47,7 @@ class Ready(Route):
 
 
 def restrictions(context: Context) -> list[str]:
-    """Say in words what does not work: a read-only log, damage that was found."""
+    """Say in words what does not work: a read-only log, a cold tier that is away, damage that was found."""
     reasons = []
     for number in range(limits.LOG_SHARDS_MAX):  # a directory may hold more shards than the setting says
         if code := int(str(context.shared.shard(number)["read_only"])):
@@ -54,6 +55,8 @@ def restrictions(context: Context) -> list[str]:
             reasons.append(f"storage_read_only: log shard {number} takes no writes ({name}: {os.strerror(code)})")
     if (held := context.figures.get("log_held_bytes")) > limits.LOG_HELD_BYTES_TOLD:
         reasons.append(f"log_held: {held} bytes of the log are held by what is neither sealed nor copied; the writer's log names the topic")
+    if away := context.figures.get("cold_away"):
+        reasons.append(f"cold_unavailable: {context.settings.cold_dir}: {WHY[away]}; what stands there is not served until it is back")
     return reasons + damages(context)
 
 

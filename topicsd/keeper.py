@@ -26,7 +26,8 @@ from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
 from topicsd.room import Reserve, wanted_bytes
-from topicsd.segments.cold import ColdError, open_cold
+from topicsd.segments.cold import ColdError
+from topicsd.segments.cold_tier import open_tier
 from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row, free_bytes
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
@@ -243,14 +244,14 @@ class Keeper:
     def _relocation(self, figures: Figures) -> Relocation | None:
         settings, line = self.settings, self.line
         try:
-            cold = open_cold(settings.cold_dir or "")
+            cold = open_tier(settings.cold_dir or "", settings.data_dir, keeps=True)
         except ColdError as wrong:
             log.error("no cold tier", why=str(wrong))
             return None
         return Relocation(
             self.shared, settings.data_dir, cold, Retain(settings.hot_retain_segments, settings.hot_retain_bytes), self._replace,
             lambda: line.call({"op": "segment.cold_gone"})["files"],
-            self._removed, self._may_go, figures,
+            self._removed, self._may_go, figures, check=cold.verify,
         )  # fmt: skip
 
     def _may_go(self, slot: int, topic_id: int, last_seq: int) -> bool:

@@ -31,12 +31,14 @@ from topicsd._native.whole_files import copy_whole, write_whole
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, cold_name, verify_back
+from topicsd.segments.cold_tier import FAILS, ColdAwayError
 from topicsd.segments.names import Name
 from topicsd.segments.rows import COLD, FILE, OWN, ROW
 from topicsd.upkeep import Replace, flags_of
 
 ROW_COLD = 4
 LOOK_MS = 1000
+CHECK_MS = 5_000  # how often the tier is asked who it is
 RETRY_MS, RETRY_MS_MAX = 5_000, 300_000  # after the store has failed
 GONE_A_LOOK = 64
 NEEDED_MS = 600_000  # the writer reads it itself: a queue, a router that is behind
@@ -125,7 +127,7 @@ class Inline:
 
 class Relocation:
     """One thread, the keeper's. `replace` hands rows to the writer; `gone` asks which objects nobody needs, `removed` says that they are no more,
-    `may_go` asks whether the writer does without a row (slot, topic id, last seq).
+    `may_go` asks whether the writer does without a row (slot, topic id, last seq), `check` whether the tier is the one where the objects are.
     """
 
     def __init__(
@@ -141,16 +143,18 @@ class Relocation:
         figures: Figures,
         files: FileSystem | None = None,
         thread: Thread | Inline | None = None,
+        check: Job | None = None,
     ) -> None:
         self.shared, self.data_dir, self.cold, self.retain = shared, data_dir, cold, retain
         self.replace, self.gone, self.removed, self.may_go, self.figures, self.files = replace, gone, removed, may_go, figures, files
-        self.thread = thread or Thread()
-        self.look_at_ms = 0
+        self.thread, self.check = thread or Thread(), check
+        self.look_at_ms = self._check_at_ms = 0
         self.retry_ms = RETRY_MS
         self._refused: dict[tuple[int, int], int] = {}  # (number, serial) -> until when it stays hot without another try
         self._now_ms = 0
         self._moving: Move | None = None
         self._removing: list[list[int]] = []
+        self._told = ""
 
     def step(self, mono_ms: int) -> None:
         """Take up what has ended, begin what is due."""
@@ -159,25 +163,48 @@ class Relocation:
             ended, wrong = self.thread.ended()
             if not ended:
                 return
+            moving, removing, self._moving, self._removing = self._moving, self._removing, None, []
             if wrong is not None:
-                self._failed(wrong, mono_ms)
-            elif self._moving is not None:
-                self.retry_ms = RETRY_MS
-                self._publish(self._moving)
+                self._failed(wrong, moving, removing, mono_ms)
             else:
-                self.removed(self._removing)
-            self._moving, self._removing = None, []
+                self._worked(moving, removing)
         if mono_ms < self.look_at_ms:
             return
-        if self._begin_removal() or self._begin_move():
+        if self._begin_check(mono_ms) or self._begin_removal() or self._begin_move():
             return
         self.look_at_ms = mono_ms + LOOK_MS
 
-    def _failed(self, wrong: BaseException, mono_ms: int) -> None:
+    def _worked(self, moving: Move | None, removing: list[list[int]]) -> None:
+        self.figures.set("cold_away", 0)
+        self._told = ""
+        if moving is not None:
+            self.retry_ms = RETRY_MS
+            self._publish(moving)
+        elif removing:
+            self.removed(removing)
+
+    def _begin_check(self, mono_ms: int) -> bool:
+        if self.check is None or mono_ms < self._check_at_ms:
+            return False
+        self._check_at_ms = mono_ms + CHECK_MS
+        self.thread.begin(self.check)
+        return True
+
+    def _failed(self, wrong: BaseException, moving: Move | None, removing: list[list[int]], mono_ms: int) -> None:
         """Leave a store alone that does not work; a segment that is damaged stays where it is."""
+        checked = moving is None and not removing
+        if isinstance(wrong, ColdError) and (checked or isinstance(wrong, ColdAwayError)):
+            self.figures.set("cold_away", wrong.code if isinstance(wrong, ColdAwayError) else FAILS)
+            self._check_at_ms = 0  # nothing is moved or removed before it is back
+        if checked:
+            self.look_at_ms = mono_ms + RETRY_MS
+            if str(wrong) != self._told:
+                self._told = str(wrong)
+                log.error("the cold tier failed", why=str(wrong))
+            return
         self.figures.add("cold_failures")
-        if isinstance(wrong, SegmentError) and self._moving is not None:
-            self._refused[self._moving.file.number, self._moving.file.serial] = FOR_EVER_MS
+        if isinstance(wrong, SegmentError) and moving is not None:
+            self._refused[moving.file.number, moving.file.serial] = FOR_EVER_MS
         else:
             self.look_at_ms = mono_ms + self.retry_ms
             self.retry_ms = min(2 * self.retry_ms, RETRY_MS_MAX)

@@ -20,7 +20,7 @@ from topicsd.backup.manifest import Entry, Manifest, Moment
 from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, object_name
 from topicsd.pins import pin
 from topicsd.segments import names
-from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name
+from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, fits
 
 TRIES = 3  # a file may get its final bytes between two looks, when nobody speaks of it yet
 
@@ -154,10 +154,13 @@ class Backup:
         try:
             raw = self.cold.read(cold_name(named[0]), 0, self.cold.size(cold_name(named[0])))
         except ColdMissingError as wrong:
-            self.notes.append(str(wrong))  # nobody's: a move that was not published, or one whose row has gone
+            self.notes.append(f"LOSS: in the cold tier: {wrong}")  # a restore puts LOST_IN_COLD in its place
             return
         except ColdError as wrong:
             raise BackupError(str(wrong)) from None
+        if not fits(raw, named[0].path("index").read_bytes()):
+            self.notes.append(f"LOSS: in the cold tier: {data}: what is there is not what was put there")
+            stamp = []  # looked at again by the next run
         entry = Entry(data, len(raw), digest_of(raw), len(raw), stamp)
         self._put(entry, raw)
         self._note(entry)

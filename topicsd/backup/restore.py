@@ -15,14 +15,17 @@ from topicsd._native import frame
 from topicsd._native.file_ops import NewFile, make_folder, remove
 from topicsd._native.files import FileSystem
 from topicsd._native.segment_build import make_folder as make_folders
+from topicsd._native.whole_files import write_whole
 from topicsd.backup import manifest
 from topicsd.backup.manifest import Entry, Manifest, Moment
 from topicsd.backup.shelf import BackupError, Shelf, digest_of, object_name
 from topicsd.engine import frames
+from topicsd.segments import names
 from topicsd.store import RESTORING as MARK
 
 PIECE_BYTES = 1 << 20
 HEADER_BYTES = 64
+LOST_IN_COLD = b"the cold tier did not have this data part any more when the backup was made\n"
 _HEAD = struct.Struct("<4sIBBHIQQQQQ")  # docs/format/log.md, up to `position`
 _MAGIC = b"TPF1"
 _ZEROES = bytes(PIECE_BYTES)
@@ -82,6 +85,7 @@ class Restore:
                 logs.setdefault(int(Path(entry.path).parent.name[-2:]), []).append(entry)
             elif entry.path not in others:
                 self._file(entry, None)
+        self._lost_in_cold({entry.path for entry in made.files if entry.bytes})
         for shard, entries in sorted(logs.items()):
             self._log(shard, entries, moment)
         self._end()
@@ -156,6 +160,13 @@ class Restore:
         except OSError:
             file.abort()
             raise
+
+    def _lost_in_cold(self, there: set[str]) -> None:
+        """Where the tier had no data part of a cold segment any more, a file says so: no reader is to look for it in a tier."""
+        for path in there:
+            data = str(Path(path).with_suffix(names.SUFFIXES["data"]))
+            if path.endswith(names.FLAGS_SUFFIX) and data not in there:
+                write_whole(self.target / data, LOST_IN_COLD, self.files)
 
     # ---- the log
 

@@ -27,7 +27,8 @@ def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
     from topicsd.backup.make import Backup
     from topicsd.backup.make import verify as verified
     from topicsd.backup.shelf import BackupError, open_shelf
-    from topicsd.segments.cold import ColdError, open_cold
+    from topicsd.segments.cold import ColdError
+    from topicsd.segments.cold_tier import open_tier
 
     try:
         shelf = open_shelf(target)
@@ -43,13 +44,13 @@ def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
             sys.exit(EXIT_PROBLEMS if wrong else 0)
         if not data_dir.is_dir():
             raise BackupError(f"{data_dir}: there is no such data directory")
-        report = Backup(data_dir, shelf, cold=open_cold(cold) if cold else None).run()
+        report = Backup(data_dir, shelf, cold=open_tier(cold, data_dir) if cold else None).run()
     except (BackupError, ColdError, SegmentError, OSError) as failed:
         click.echo(f"topicsd: {failed}", err=True)
         sys.exit(EXIT_FAILED)
     click.echo(f"backup {report.number}: {report.files} files, {report.bytes} bytes, {report.new_objects} new objects of {report.new_bytes} bytes")
     if report.notes:
-        click.echo(f"{report.notes} places in the source are damaged: see the manifest, and topicsd fsck")
+        click.echo(f"{report.notes} places in the source, or in its cold tier, are damaged: see the manifest's `notes`, and topicsd fsck")
 
 
 @click.command()

@@ -18,12 +18,13 @@ EXIT_PROBLEMS, EXIT_REFUSED = 1, 2
 def fsck(directory: Path, repair: bool, cold: str | None) -> None:
     """Check a data DIRECTORY that no server has open. Exit 0: all is well, 1: there are problems, 2: refused: in use, newer, or no cold tier."""
     from topicsd.segments import fsck as checker
-    from topicsd.segments.cold import ColdError, open_cold
+    from topicsd.segments.cold import ColdError
+    from topicsd.segments.cold_tier import open_tier
 
     try:
         if cold and len(urlsplit(cold).scheme) < 2 and not Path(cold).is_dir():
             raise NotADirectoryError(f"{cold}: there is no such cold tier")
-        report = checker.fsck(directory, mend=repair, cold=open_cold(cold) if cold else None)
+        report = checker.fsck(directory, mend=repair, cold=open_tier(cold, directory) if cold else None)
     except (checker.InUseError, ColdError, OSError) as wrong:
         click.echo(f"topicsd: {wrong}", err=True)
         sys.exit(EXIT_REFUSED)

@@ -7,6 +7,7 @@ A store may be slow, hang or be gone: nothing here is called by the writer or by
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from topicsd._native.whole_files import copy_whole, remove, write_whole
 from topicsd.objects import ObjectStore
 from topicsd.segments.names import TOPICS, Name, place_of, topic_folder
 
+MARKER = "topicsd-cold.json"  # the tier's identity (cold_tier.py)
 HEADER_BYTES = 128
 CLIENT_TIMEOUT = "10s"  # of one request to an object store
 CONNECT_TIMEOUT = "3s"
@@ -30,6 +32,10 @@ T = TypeVar("T")
 
 class ColdError(Exception):
     """Say that the cold store failed or gave back something else than was put there."""
+
+
+class ColdEmptyError(ColdError):
+    """Say that a folder is empty, or not there: as of a disk that is not mounted."""
 
 
 class ColdMissingError(ColdError):
@@ -70,6 +76,7 @@ class FolderCold:
     def put(self, name: str, path: Path) -> None:
         """Copy a file there: synced, renamed, directory synced."""
         try:
+            self.root.mkdir(parents=True, exist_ok=True)
             make_folder(self.root, str(Path(name).parent), self._files)
             copy_whole(path, self.root / name, self._files)
         except OSError as wrong:
@@ -96,8 +103,8 @@ class FolderCold:
             raise ColdError(f"{self.root / name}: {wrong}") from wrong
 
     def _missing(self, name: str) -> ColdError:
-        if not (self.root / TOPICS).is_dir():
-            return ColdError(f"{self.root} is empty: is its disk mounted?")
+        if name != MARKER and not (self.root / TOPICS).is_dir():
+            return ColdEmptyError(f"{self.root} is empty: is its disk mounted?")
         return ColdMissingError(f"{self.root / name} is not there")
 
     def delete(self, name: str) -> None:
@@ -157,12 +164,15 @@ class ObjectCold:
 
 
 def open_cold(place: str, files: FileSystem | None = None, **config: Any) -> Cold:
-    """Open what TOPICS_COLD_DIR names: a folder's path or an object store's URL. Raises ColdError."""
+    """Open what TOPICS_COLD_DIR names: a folder's path or an object store's URL. A folder is made when something is put. Raises ColdError."""
     if len(urlsplit(place).scheme) > 1:
         return ObjectCold(place, **config)
     root = Path(place)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if not stat.S_ISDIR(root.stat().st_mode):
+            raise ColdError(f"{place} is no folder")
+    except FileNotFoundError:
+        pass
     except OSError as wrong:
         raise ColdError(f"{place}: {wrong}") from wrong
     return FolderCold(root, files)
@@ -213,11 +223,15 @@ def what_is_wrong(cold: Cold, name: str, index: bytes) -> str:
         back = cold.read(name, 0, cold.size(name))
     except ColdMissingError as wrong:
         return str(wrong)
+    return "" if fits(back, index) else f"{name}: what the cold store gives back is not what was put there"
+
+
+def fits(back: bytes, index: bytes) -> bool:
+    """Say whether this is the whole data part that the index belongs to."""
     try:
-        whole = len(back) == header_of(back, "data").part_bytes
+        return len(back) == header_of(back, "data").part_bytes and _same(back, index)
     except SegmentError:
-        whole = False
-    return "" if whole and _same(back, index) else f"{name}: what the cold store gives back is not what was put there"
+        return False
 
 
 def _same(data: bytes, index: bytes) -> bool:

@@ -1,0 +1,251 @@
+"""A directory knows its cold tier: one that is not mounted, or another's, is unavailable, is not written to, and is not called damaged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fakes.clock import FakeClock
+from fakes.in_process import Library
+from fakes.object_store import a_bucket
+from topicsd._native import upkeep
+from topicsd.api.probes import restrictions
+from topicsd.backup.make import Backup
+from topicsd.backup.restore import Restore
+from topicsd.backup.shelf import BackupError, FolderShelf
+from topicsd.cli.backup import restore as restore_command
+from topicsd.cli.fsck import fsck as fsck_command
+from topicsd.segments.cold import MARKER, Cold, ColdError, ColdMissingError, FolderCold, open_cold
+from topicsd.segments.cold_tier import ANOTHER, UNKNOWN, UNMARKED, ColdAwayError, KnownCold, open_tier
+from topicsd.segments.fsck import fsck
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    made = Library(str(tmp_path / "data"), FakeClock(), file_bytes=1 << 18)
+    upkeep.cold_attach(made.shared, 4 << 20)
+    made.put("t", durability="fsync")
+    fill(made)
+    yield made
+    made.close()
+
+
+def fill(library: Library) -> None:
+    for first in range(0, 400, 20):
+        library.append("t", [{"data": f"{n}" + "x" * 2000} for n in range(first, first + 20)])
+    library.seal("t", 100)
+
+
+def move(library: Library, cold: KnownCold, segments: int = 1, steps: int = 20, begin: int = 0) -> Any:
+    relocation = library.relocation(cold, segments=segments, check=cold.verify)
+    for step in range(begin, begin + steps):
+        relocation.step(step * 1000)
+    return relocation
+
+
+def keeper_of(library: Library, place: Path) -> KnownCold:
+    return open_tier(str(place), Path(library.directory), keeps=True)
+
+
+def leave(library: Library) -> None:
+    for _ in range(2):
+        library.checkpoint()
+    library.kill()
+
+
+def objects(place: Path) -> list[str]:
+    return sorted(path.name for path in place.rglob("*.data"))
+
+
+def away(library: Library, place: Path) -> int:
+    """Why the tier is away, for a reader."""
+    library.cold = open_tier(str(place), Path(library.directory))
+    with pytest.raises(ColdAwayError) as told:
+        library.read_all("t")
+    return told.value.code
+
+
+def test_a_tier_is_marked_before_anything_is_moved_there(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "cold"
+    cold = keeper_of(library, place)
+    move(library, cold, segments=4)
+    assert not place.exists(), "nothing is to be moved"
+    move(library, cold)
+    assert len(objects(place)) == 3
+    assert (place / MARKER).read_bytes() == (tmp_path / "data" / "meta" / "cold-tier").read_bytes() != b""
+    library.cold = open_tier(str(place), tmp_path / "data")
+    leave(library)
+    assert len(library.read_all("t")[0]) == 400
+    assert MARKER not in list(cold.names())
+
+
+@pytest.mark.parametrize("how", ["unmounted", "not there", "another's folder", "another's tier"])
+def test_a_tier_that_is_not_the_one_is_unavailable_and_gets_nothing(library: Library, tmp_path: Path, how: str) -> None:
+    place, other = tmp_path / "cold", tmp_path / "other"
+    move(library, keeper_of(library, place), segments=2)
+    leave(library)
+    if how != "not there":
+        other.mkdir()
+    if how.startswith("another's"):
+        (other / "topics").mkdir()
+    if how == "another's tier":
+        another = Library(str(tmp_path / "another"), FakeClock(), file_bytes=1 << 18)
+        another.put("t")
+        fill(another)
+        move(another, keeper_of(another, other))
+        assert objects(other)
+        another.close()
+    before = sorted(other.rglob("*"))
+    expected = ANOTHER if how == "another's tier" else UNMARKED
+    assert away(library, other) == expected
+    relocation = move(library, keeper_of(library, other))
+    assert sorted(other.rglob("*")) == before and other.exists() == (how != "not there")
+    assert library.store.figures.get("cold_moved") == 0
+    assert library.store.figures.get("cold_away") == expected
+    shared = SimpleNamespace(shard=lambda _number: {"read_only": 0}, get=lambda _name: 0)
+    settings = SimpleNamespace(cold_dir=str(other))
+    (told,) = restrictions(SimpleNamespace(shared=shared, figures=library.store.figures, settings=settings))  # type: ignore[arg-type]
+    assert str(other) in told and MARKER in told
+    assert library.shared.get("damage_met") == 0
+    relocation.check, relocation.cold = (back := keeper_of(library, place)).verify, back
+    for step in range(20, 40):
+        relocation.step(step * 1000)
+    assert library.store.figures.get("cold_away") == 0
+    assert library.store.figures.get("cold_moved") == 1
+    library.cold = open_tier(str(place), tmp_path / "data")
+    assert len(library.read_all("t")[0]) == 400
+
+
+def test_a_disk_that_goes_under_a_running_server_loses_nothing(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    cold = open_tier(str(place), tmp_path / "data")
+    name = next(iter(cold.names()))
+    assert cold.read(name, 0, 10)
+    place.rename(tmp_path / "aside")
+    (place / "topics").mkdir(parents=True)
+    with pytest.raises(ColdAwayError):
+        cold.read(name, 0, 10)
+    shutil.rmtree(place)
+    (tmp_path / "aside").rename(place)
+    (place / name).unlink()
+    with pytest.raises(ColdMissingError):
+        cold.read(name, 0, 10)
+
+
+def test_a_disk_that_goes_while_something_is_put_has_not_got_it(library: Library, tmp_path: Path) -> None:
+    class Going(FolderCold):
+        def put(self, name: str, path: Path) -> None:
+            super().put(name, path)
+            if name != MARKER:
+                (self.root / MARKER).unlink()
+
+    move(library, KnownCold(Going(tmp_path / "cold"), tmp_path / "data", keeps=True))
+    assert library.store.figures.get("cold_moved") == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_directory_from_before_knows_its_tier_by_what_it_moved_there(library: Library, tmp_path: Path, kind: str) -> None:
+    with a_bucket("cold") as options:
+
+        def opened(name: str) -> Cold:
+            return open_cold(str(tmp_path / name)) if kind == "folder" else open_cold(f"s3://cold/{name}", **options)
+
+        def known(name: str, *, keeps: bool = False) -> KnownCold:
+            return KnownCold(opened(name), tmp_path / "data", keeps=keeps)
+
+        plain = library.relocation(opened("cold"))
+        for step in range(20):
+            plain.step(step)
+        leave(library)
+        with pytest.raises(ColdAwayError) as told:
+            known("empty", keeps=True).verify()
+        assert told.value.code == UNKNOWN
+        assert not list(opened("empty").names())
+        library.cold = known("cold")
+        assert len(library.read_all("t")[0]) == 400, "a worker may read before the keeper has marked it"
+        assert MARKER not in list(opened("cold").names())
+        known("cold", keeps=True).verify()
+        assert MARKER in list(opened("cold").names())
+        with pytest.raises(ColdAwayError) as told:
+            known("empty", keeps=True).verify()
+        assert told.value.code == UNMARKED
+
+
+def test_a_keeper_that_dies_while_it_marks_a_tier_knows_it_again(library: Library, tmp_path: Path) -> None:
+    class Dying(FolderCold):
+        def put(self, name: str, path: Path) -> None:
+            super().put(name, path)
+            raise ColdError("died")
+
+    move(library, KnownCold(Dying(tmp_path / "cold"), tmp_path / "data", keeps=True), steps=2)
+    assert (tmp_path / "cold" / MARKER).exists() and not (tmp_path / "data" / "meta" / "cold-tier").exists()
+    move(library, keeper_of(library, tmp_path / "cold"))
+    assert len(objects(tmp_path / "cold")) == 3
+
+
+def test_a_directory_that_needs_no_tier_leaves_anothers_alone(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place), segments=2)
+    shelf = FolderShelf(tmp_path / "shelf")
+    leave(library)
+    Backup(tmp_path / "data", shelf, cold=open_tier(str(place), tmp_path / "data")).run()
+    Restore(shelf, tmp_path / "new").run()
+    again = Library(str(tmp_path / "new"), FakeClock(), file_bytes=1 << 18, boot=b"r" * 16)
+    before = objects(place)
+    move(again, keeper_of(again, place))
+    assert again.store.figures.get("cold_away") == ANOTHER
+    assert objects(place) == before, "the copy has segments of the same names"
+    move(again, keeper_of(again, tmp_path / "own"))
+    assert again.store.figures.get("cold_away") == 0
+    assert len(objects(tmp_path / "own")) == 1
+    again.close()
+
+
+def test_fsck_and_backup_refuse_a_tier_that_is_another(library: Library, tmp_path: Path) -> None:
+    move(library, keeper_of(library, tmp_path / "cold"))
+    leave(library)
+    library.store.close()
+    (tmp_path / "other" / "topics").mkdir(parents=True)
+    told = CliRunner().invoke(fsck_command, [library.directory, "--cold", str(tmp_path / "other")])
+    assert told.exit_code == 2 and MARKER in told.output and "LOSS" not in told.output
+    with pytest.raises(BackupError, match=MARKER):
+        Backup(tmp_path / "data", FolderShelf(tmp_path / "shelf"), cold=open_tier(str(tmp_path / "other"), tmp_path / "data")).run()
+    library.open()
+
+
+# ---- a backup of a tier that has lost something
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut"])
+def test_what_a_tier_had_lost_when_the_backup_was_made_is_corrupt_in_the_restored_directory(library: Library, tmp_path: Path, how: str) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    lost = sorted(place.rglob("*.data"))[1]
+    if how == "missing":
+        lost.unlink()
+    else:
+        lost.write_bytes(b"" if how == "empty" else lost.read_bytes()[:1000])
+    shelf = FolderShelf(tmp_path / "shelf")
+    assert Backup(tmp_path / "data", shelf, cold=open_tier(str(place), tmp_path / "data")).run().notes == 1
+    told = CliRunner().invoke(restore_command, [str(tmp_path / "shelf"), str(tmp_path / "new")])
+    assert told.exit_code == 1 and told.output.count("LOSS") == 1 and lost.name in told.output
+    assert [problem.loses for problem in fsck(tmp_path / "new").problems] == [True]
+    again = Library(str(tmp_path / "new"), FakeClock(), file_bytes=1 << 18, boot=b"r" * 16)
+    records, tombstones = again.read_all("t")
+    assert [record["$seq"] for record in records] == [*range(1, 101), *range(201, 401)]
+    assert [(tombstone["gap_from"], tombstone["gap_to"], tombstone["reason"]) for tombstone in tombstones] == [(101, 200, "corrupt")]
+    assert again.shared.get("damage_met") > 0
+    care = again.upkeep()
+    care.step(0, 0)
+    assert care.figures.get("damaged") == 1
+    assert again.state("t")["count"] == 300
+    again.close()
