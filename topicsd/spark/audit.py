@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class Day:
     differing: list[list[int]] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)  # in which these differ
     unknown: list[list[int]] = field(default_factory=list)  # ranges of the lake's that the source has never had
+    deleted: int = 0  # of the source's: the lake has settled them without a record, and the server has deleted them
     gone: int = 0  # of the lake's: deleted, expired or evicted in the source since
     lost: list[list[int]] = field(default_factory=list)  # ranges that the source has lost, and the lake neither has nor names
 
@@ -58,11 +60,15 @@ class Day:
 
 
 class Audit:
-    """A table and its quarantine, beside a source. Raises what reading raises, TableError."""
+    """A table and its quarantine, beside a source. Raises what reading raises, TableError.
 
-    def __init__(self, table: Path | Lake, options: Options) -> None:
+    server: of an export; what it has deleted by now need not have come to a table that was filled from both.
+    """
+
+    def __init__(self, table: Path | Lake, options: Options, server: Options | None = None) -> None:
         columns = ("topic", "seq", *COMPARED, "_kind", "seq_end", "_err")
-        self._options = replace(options, columns=columns, on_gap="row", on_corrupt="row", fail_on_loss=False)
+        honest = functools.partial(replace, columns=columns, on_gap="row", on_corrupt="row", fail_on_loss=False)
+        self._options, self._server = honest(options), None if server is None else honest(server)
         self._lake = _Side(lake_of(table).table(), ["topic", "epoch", "seq", *COMPARED])
         self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", *COMPARED, "_kind", "seq_end", "_err"])
         self._next: dict[tuple[str, str], int] = {}  # by topic and epoch: seqs from there on have never been
@@ -129,6 +135,23 @@ class Audit:
             for begin, end in self._held.missing(topic, epoch, first, last or first):
                 self._lost.setdefault((topic, epoch), []).append([begin, end])
 
+    def _deleted(self, topic: str, epoch: str, seqs: Any) -> Any:
+        """Which of these seqs the table holds, as its commits say, and the server has neither now nor lost: it was asked to delete them."""
+        import numpy
+
+        if self._server is None or len(seqs) == 0:
+            return seqs[:0]
+        first, last = int(seqs[0]), int(seqs[-1])
+        unsettled = list(self._held.missing(topic, epoch, first, last))
+        spans = plan.live_spans([plan.Cut(topic, int(epoch, 16), first, last + 1)], self._server)
+        for batch in read(self._server, spans):
+            begins, ends = batch.column("seq").to_pylist(), batch.column("seq_end").to_pylist()
+            unsettled += [(begin, end or begin) for begin, end in zip(begins, ends, strict=True)]
+        deleted = numpy.ones(len(seqs), bool)
+        for begin, end in unsettled:
+            deleted[numpy.searchsorted(seqs, begin) : numpy.searchsorted(seqs, end, "right")] = False
+        return seqs[deleted]
+
     def _compare(self, out: Day, source: pyarrow.Table) -> Day:
         import numpy
         import pyarrow
@@ -142,7 +165,9 @@ class Audit:
         there, here = source["seq"].to_numpy(), compute.fill_null(lake["seq"], 0).to_numpy()
         unique, first, counts = numpy.unique(here, return_index=True, return_counts=True)
         out.doubled = ranges_of(unique[counts > 1])
-        out.missing = ranges_of(numpy.setdiff1d(there, unique))
+        absent = numpy.setdiff1d(there, unique)
+        deleted = self._deleted(out.topic, out.epoch, absent)
+        out.missing, out.deleted = ranges_of(numpy.setdiff1d(absent, deleted)), len(deleted)
         both, at_source, at_unique = numpy.intersect1d(there, unique, return_indices=True)
         alone = numpy.setdiff1d(unique, both)
         never = (alone < 1) | (alone >= self._next.get((out.topic, out.epoch), 2**63 - 1))

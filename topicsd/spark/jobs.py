@@ -187,7 +187,8 @@ def audit(path: str | None, url: str | None, token: str | None, topics: str | No
     days = differing = records = 0
     gaps: list[dict[str, Any]] = []
     for name, one_path, one_url in sources:
-        made = Audit(lake, options_of(one_path, one_url, token, topics))
+        server = None if one_path is None or url is None else options_of(None, url, token, topics)
+        made = Audit(lake, options_of(one_path, one_url, token, topics), server)
         gaps = made.gaps()
         for day in made.days():
             days, differing, records = days + 1, differing + (not day.clean), records + day.source
