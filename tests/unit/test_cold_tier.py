@@ -21,6 +21,8 @@ from topicsd.backup.restore import Restore
 from topicsd.backup.shelf import BackupError, FolderShelf
 from topicsd.cli.backup import restore as restore_command
 from topicsd.cli.fsck import fsck as fsck_command
+from topicsd.lake.export import Exporter
+from topicsd.lake.sources import DirectorySource
 from topicsd.segments.cold import MARKER, Cold, ColdError, ColdMissingError, FolderCold, open_cold
 from topicsd.segments.cold_tier import ANOTHER, UNKNOWN, UNMARKED, ColdAwayError, KnownCold, open_tier
 from topicsd.segments.fsck import fsck
@@ -218,6 +220,29 @@ def test_fsck_and_backup_refuse_a_tier_that_is_another(library: Library, tmp_pat
     assert told.exit_code == 2 and MARKER in told.output and "LOSS" not in told.output
     with pytest.raises(BackupError, match=MARKER):
         Backup(tmp_path / "data", FolderShelf(tmp_path / "shelf"), cold=open_tier(str(tmp_path / "other"), tmp_path / "data")).run()
+    library.open()
+
+
+def test_an_export_refuses_a_tier_that_is_another_and_a_restored_directory_needs_none(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, shelf = tmp_path / "cold", FolderShelf(tmp_path / "shelf")
+    move(library, keeper_of(library, place))
+    leave(library)
+    library.store.close()
+    run = lambda name, to: Exporter(DirectorySource(tmp_path / name), tmp_path / to).run()  # noqa: E731
+    (tmp_path / "other" / "topics").mkdir(parents=True)
+    monkeypatch.setenv("TOPICS_COLD_DIR", str(tmp_path / "other"))
+    with pytest.raises(OSError, match=MARKER):
+        run("data", "export")
+    monkeypatch.setenv("TOPICS_COLD_DIR", str(place))
+    report = run("data", "export")
+    assert (report.segments_copied, report.segments_unreadable) == (4, 0)
+    monkeypatch.delenv("TOPICS_COLD_DIR")
+    Backup(tmp_path / "data", shelf, cold=open_tier(str(place), tmp_path / "data")).run()
+    Restore(shelf, tmp_path / "new").run()
+    report = run("new", "export of the restored")
+    assert (report.segments_copied, report.segments_unreadable) == (4, 0)
     library.open()
 
 

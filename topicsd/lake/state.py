@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -20,7 +21,8 @@ from topicsd._native import frame
 from topicsd.engine import frames
 from topicsd.engine.frames import Deletion
 from topicsd.segments import names
-from topicsd.segments.cold import cold_name
+from topicsd.segments.cold import ColdError, cold_name
+from topicsd.segments.cold_tier import KnownCold, open_tier
 from topicsd.segments.names import Name, Place, Spot
 from topicsd.segments.rows import BODY_BYTES, COLD, FILE, ROW, TOPIC_BYTES, bodies_of, topics_of
 
@@ -186,12 +188,23 @@ def range_of(body: bytes, topic_id: int, data_dir: Path) -> Range:
     return Range(first, last, last_ts, Place(*spots, topic_id, first, last, (index_at - data_at) * 8))
 
 
+@lru_cache(maxsize=4)
+def _tier(folder: str, data_dir: Path) -> KnownCold:
+    return open_tier(folder, data_dir)
+
+
 def cold_path(data_dir: Path, name: Name) -> Path:
-    """Where the data part of a cold segment stands: below TOPICS_COLD_DIR, as the server has it. Raises ColdPlaceError."""
+    """Where the data part of a cold segment stands: below TOPICS_COLD_DIR, as the server has it, or here if restored. Raises ColdPlaceError."""
+    if name.path("data").exists():
+        return name.path("data")
     folder = os.environ.get("TOPICS_COLD_DIR", "")
     if not folder or len(urlsplit(folder).scheme) > 1:
         why = "its data part is in the cold tier: set TOPICS_COLD_DIR as the server has it (a folder; objects of a store are not read)"
         raise ColdPlaceError(f"{name.path('data').relative_to(data_dir)}: {why}")
+    try:
+        _tier(folder, data_dir).believe()
+    except ColdError as wrong:
+        raise ColdPlaceError(f"{folder}: {wrong}") from wrong
     return Path(folder) / cold_name(name)
 
 

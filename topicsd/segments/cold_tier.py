@@ -86,8 +86,7 @@ class KnownCold:
         yield from (name for name in self.cold.names(prefix) if name != MARKER)
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        if self._clock_s() >= self._believed_until_s:
-            self.verify()
+        self.believe()
         try:
             return ask()
         except ColdMissingError:
@@ -95,6 +94,11 @@ class KnownCold:
             raise
 
     # ---- who it is
+
+    def believe(self) -> None:
+        """Verify it, unless that has just been done."""
+        if self._clock_s() >= self._believed_until_s:
+            self.verify()
 
     def verify(self, *, first_use: bool = False) -> None:
         """Look whether this is the tier. `first_use`: something is about to be moved there. Raises ColdAwayError, ColdError."""
