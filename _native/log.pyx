@@ -44,7 +44,7 @@ cdef enum:
     FILL_ALWAYS_BELOW = 16 << 20      # bytes of a file; a small one is used up at once by any burst
     FILL_SYNC_BYTES = 8 << 20         # sync after so many: one sync of a whole file would stand in the way of the group commits
     FIRST_FILL_BYTES = 1 << 20        # of the file a start waits for; the rest of it is allocated but not filled
-    FIRST_BYTES_LEAST = 256 << 10     # of the same file on a full disk
+    FIRST_BYTES_LEAST = 256 << 10     # of the same file, and of any other, on a full disk
     PATH_BYTES = 4096
     PREPARE_RETRY_NS = 200 * 1000000
     WAY_DIRECT = 1
@@ -778,16 +778,21 @@ cdef class Shard:
         return result
 
     cdef int prepare_file(self, bint waited_for) noexcept nogil:
-        # In a flood, and where the writer waits, a spare where there is one.
+        # In a flood, and where the writer waits, a spare where there is one. On a full disk a smaller file goes on; of one that is smaller than
+        # this nothing but the reserve could be used.
         cdef ShardState *s = self.state
-        cdef uint64_t filled = self.fill_bytes()
+        cdef uint64_t filled = self.fill_bytes(), size = s.file_bytes
+        cdef uint64_t least = max(<uint64_t>FIRST_BYTES_LEAST, whole_pages(2 * s.reserve_bytes))
         cdef int result = -ENOENT
         if filled == 0:
             spares_flood(&s.spares, clock_mono_ns())
         if filled == 0 or waited_for:
             result = take_spare(s, s.want_first, &s.prepared)
         if result == -ENOENT:
-            result = self.make_next(s.file_bytes, filled, &s.prepared)
+            result = self.make_next(size, filled, &s.prepared)
+        while no_room(-result) and size > least:
+            size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, least)
+            result = self.make_next(size, filled, &s.prepared)
         return result
 
     cdef uint64_t keep_spares(self) noexcept nogil:

@@ -53,6 +53,7 @@ SYNC_LOOK_S = 0.001
 WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold up the log's writes on the same disk
 FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, however fast it came
 RETRY_MS = 10_000  # after a snapshot that could not be written
+SET_ASIDE_EVERY_MS = 5_000
 
 log = structlog.get_logger("checkpoint")
 Json = dict[str, Any]
@@ -133,7 +134,7 @@ class Checkpoints:
         self.published = 0
         self.size = self.digest = 0  # of the newest snapshot's file
         self.removed_log_files = self.removed_segment_files = 0
-        self.not_before_ms = 0
+        self.not_before_ms = self.set_aside_ms = 0
         self.closing = False
         self.held = False  # files would go, but somebody has pinned the directory
         self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
@@ -164,6 +165,16 @@ class Checkpoints:
         if self.packing is None and self.due():
             plan: list[tuple[taking.Taking, tuple[Layer, ...]]] = []
             self._do(lambda: plan.append(self._plan()), lambda: self._try(*plan[0]))
+        elif self._pool is not None and self.packing is None and self.store.clock.mono_ms() >= self.set_aside_ms:
+            # No snapshot tells its size before the first one is taken, and a disk that was full may have room again.
+            self.set_aside_ms = self.store.clock.mono_ms() + SET_ASIDE_EVERY_MS
+            if not self.kept or not snapshot.reserve_path(self.path).exists():
+                self._do(self.set_aside, None)
+
+    def set_aside(self) -> None:
+        """Have room for the next snapshot set aside, as far as can be told how large it will be. A full disk is no error."""
+        with contextlib.suppress(OSError):
+            snapshot.reserve(self.path, self.store.files, max(self.size, taking.changed_bytes(self.store.sequencer, [0])[0]))
 
     def _try(self, room: taking.Taking, below: tuple[Layer, ...]) -> None:
         try:

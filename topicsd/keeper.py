@@ -25,10 +25,10 @@ from topicsd._native.sealer import Sealer
 from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
-from topicsd.room import Reserve, wanted_bytes
+from topicsd.room import Reserve, free_bytes, wanted_bytes
 from topicsd.segments.cold import ColdError
 from topicsd.segments.cold_tier import open_tier
-from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row, free_bytes
+from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
 

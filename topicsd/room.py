@@ -1,8 +1,8 @@
 """What is set aside on the disk for sealing, so that a full one can be freed (ARCHITECTURE section 4).
 
 Live records that are not sealed hold whole files of the log. Where deletes leave little else, those can only go when what is live is copied into
-segments, and that takes room: as much as one log file holds, at most. The keeper keeps it in a file and gives it back piece by piece; until it has
-it again the log makes no new file of what comes free.
+segments, and that takes room: as much as one log file holds, at most. It is kept in a file: a start makes it before anything is acked, the keeper
+gives it back piece by piece; until it is whole again the log makes no new file of what comes free.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 NAME = "reserve-seal"
 BYTES_MAX = 16 << 20  # for log files above 8 MiB: what is live in one of them is then less, or more must be deleted
 GIVEN_BYTES = 256 << 10  # at a time: less than the smallest log file, so that the log does not take it
+
+
+def free_bytes(path: str) -> int:
+    """Return what the disk has free for who is not root."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 def wanted_bytes(settings: Settings) -> int:

@@ -36,7 +36,7 @@ _FOOT = struct.Struct("<8s16s")
 _ROW = struct.Struct("<QQII")
 _HEAD_MAGICS, _FOOT_MAGIC = (b"TPSNAP01", b"TPSNAP02"), b"TPSNAPND"
 _DIGITS = 20
-RESERVE_BYTES_MIN = 1 << 16
+RESERVE_BYTES_MIN = 1 << 20
 PART_BYTES = 1 << 20
 
 Json = dict[str, Any]
@@ -158,6 +158,7 @@ def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
     if path.exists() and wanted <= path.stat().st_size:
         return
     goal = wanted + wanted // 4  # so that a snapshot that grows does not write it anew each time
+    make_folder(files, data_dir / FOLDER)
     file = NewFile(files, path)
     try:
         file.reserve(goal)
@@ -173,7 +174,7 @@ def missing_reserve(data_dir: Path) -> int:
         return 0
     with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
         sizes = [path_of(data_dir, number).stat().st_size for number in numbers(data_dir)]
-        return max(sizes) + RESERVE_BYTES_MIN if sizes else 0
+        return max(sizes, default=0) + RESERVE_BYTES_MIN
     return RESERVE_BYTES_MIN
 
 

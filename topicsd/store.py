@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from topicsd import snapshot
 from topicsd._native import seal_core, upkeep
 from topicsd._native.checkpoint import TableFullError
 from topicsd._native.engine_core import EngineCore, walk_shard
@@ -30,7 +31,7 @@ from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.errors import Throttled
 from topicsd.figures import Figures
-from topicsd.room import Reserve
+from topicsd.room import Reserve, free_bytes
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
 FIRST_FILE_BYTES = 16 << 20  # of the log file that a start waits for
@@ -191,11 +192,23 @@ class Store:
                     # Each start begins a file: on a full disk it may have what was set aside, or the disk could not be freed at all.
                     if wrong.errno != errno.ENOSPC or not self.reserve.give():
                         raise
+        self._set_aside()
         if self.threaded:
             for number, shard in enumerate(self.shards):
                 self._thread(f"sync-{number}", partial(self.sequencer.run_sync_loop, number))
                 self._thread(f"prepare-{number}", shard.run_prepare_loop)
             self.sequencer.set_threaded(True)
+
+    def _set_aside(self) -> None:
+        """Take the room without which a full disk could never be freed, before the log takes it, or have the log leave it alone."""
+        self.checkpoints.set_aside()
+        self.reserve.fill(free_bytes(self.directory) - snapshot.missing_reserve(self.path))
+        self._keep_free()
+
+    def _keep_free(self) -> None:
+        missing = self.reserve.missing() + snapshot.missing_reserve(self.path)
+        for shard in self.shards:
+            shard.keep_free = missing
 
     def _thread(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=loop, name=name, daemon=True)
@@ -242,9 +255,8 @@ class Store:
 
         A shard that failed with EIO stays read-only until the next start (CLARIFICATIONS, Write).
         """
-        missing = self.reserve.missing()
+        self._keep_free()
         for number, shard in enumerate(self.shards):
-            shard.keep_free = missing
             if not self.sequencer.is_poisoned(number) or (number in self._healed and shard.read_only != errno.ENOSPC):
                 continue
             self.sequencer.fail_unsynced()  # what was refused is known before anything is kept

@@ -346,6 +346,38 @@ def test_on_a_full_disk_only_privileged_frames_go_into_the_reserve_and_space_cur
     assert shown(directory) == [*range(1, seq), 100, 101]
 
 
+def test_a_full_disk_goes_on_in_smaller_files_while_they_take_more_than_the_reserve_and_leave_what_is_kept_free(
+    directory: Path, files: FaultyFiles
+) -> None:
+    shard = started(directory, files, first_file_bytes=4 << 20, file_bytes=16 << 20, reserve_bytes=1 << 20)
+    files.space = files.used() + (5 << 20)
+    seq = 0
+    with pytest.raises(OSError) as caught:
+        for seq in range(1, 200):
+            shard.append(entry(seq, 60_000))
+            shard.flush_group()
+    assert caught.value.errno == shard.read_only == errno.ENOSPC and not shard.poisoned
+    assert shard.files == [(0, 4 << 20), (4 << 20, 4 << 20)], "and none of the mebibyte that is left: all of it would be reserve"
+    shard.append(entry(200), privileged=True)
+    shard.flush_group()
+    files.space, files.free, shard.keep_free = None, 5 << 20, 4 << 20
+    with pytest.raises(OSError):
+        shard.prepare()
+    files.free = 6 << 20
+    shard.prepare()
+    assert shard.read_only == 0
+    while len(shard.files) == 2:
+        seq += 1
+        shard.append(entry(seq, 60_000))
+        shard.flush_group()
+    assert shard.files[2] == (8 << 20, 2 << 20)
+    files.free = -1
+    shard.prepare()
+    shard.append(entry(seq, 3 << 20))
+    shard.flush_group()
+    assert log_walk.check(directory).damaged == [] and shard.files[-1][1] == 16 << 20, "a disk with room takes whole ones again"
+
+
 def test_a_restart_on_a_full_disk_takes_a_smaller_file_and_privileged_frames(directory: Path, files: FaultyFiles) -> None:
     sizes = {"first_file_bytes": 4 << 20, "file_bytes": 4 << 20, "reserve_bytes": 1 << 20}
     shard = started(directory, files, **sizes)

@@ -13,7 +13,7 @@ from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 from topicsd.room import BYTES_MAX, GIVEN_BYTES, Reserve, wanted_bytes
-from topicsd.snapshot import FOLDER
+from topicsd.snapshot import FOLDER, missing_reserve
 
 MIB = 1 << 20
 
@@ -54,7 +54,32 @@ def test_a_disk_without_the_folder_or_without_room_is_no_error(tmp_path: Path, m
     assert one.fill(1 << 40) == MIB
 
 
-def test_a_start_on_a_full_disk_takes_its_log_file_from_it(tmp_path: Path) -> None:
+def test_a_start_sets_room_aside_for_the_next_snapshot_and_for_sealing_before_anything_is_acked(tmp_path: Path) -> None:
+    library = Library(str(tmp_path), FakeClock(), seal_reserve_bytes=2 * MIB)
+    sizes = {path.name: path.stat().st_blocks * 512 for path in (tmp_path / FOLDER).iterdir()}
+    assert set(sizes) == {"reserve", "reserve-seal"}
+    assert sizes["reserve"] >= MIB and sizes["reserve-seal"] >= 2 * MIB, "room, no holes"
+    assert library.store.shards[0].keep_free == 0
+    library.close()
+
+
+def test_the_log_leaves_alone_what_a_start_could_not_set_aside_and_the_next_start_takes_it(tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path)
+    files.fail("fallocate", error=errno.ENOSPC, path=b"/meta/", forever=True)
+    library = Library(str(tmp_path), FakeClock(), files=files)
+    shard = library.store.shards[0]
+    assert not (tmp_path / FOLDER / "reserve").exists() and shard.keep_free == missing_reserve(tmp_path) >= MIB
+    files.free = shard.keep_free + MIB // 4 - 1
+    with pytest.raises(OSError, match="No space"):
+        shard.prepare()
+    files.heal()
+    files.free = -1
+    library.kill()
+    assert (tmp_path / FOLDER / "reserve").stat().st_size >= MIB and library.store.shards[0].keep_free == 0
+    library.close()
+
+
+def test_a_start_on_a_full_disk_takes_its_log_file_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, clock = FaultyFiles(tmp_path), FakeClock()
     options = {"file_bytes": MIB, "seal_reserve_bytes": 2 * MIB}
     library = Library(str(tmp_path), clock, files=files, **options)
@@ -73,13 +98,15 @@ def test_a_start_on_a_full_disk_takes_its_log_file_from_it(tmp_path: Path) -> No
             return used > free + library.store.reserve.missing()
 
     files.space = Disk()  # type: ignore[assignment]
+    monkeypatch.setattr("topicsd.store.free_bytes", lambda _path: 0)
     library.kill()
     assert 0 < library.store.reserve.missing() <= 3 * GIVEN_BYTES
     assert [each["$seq"] for each in library.diff("t")["records"]] == [1]
     library.close()
 
 
-def test_the_log_makes_no_file_of_what_is_to_be_set_aside(tmp_path: Path) -> None:
+def test_the_log_makes_no_file_of_what_is_to_be_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topicsd.store.free_bytes", lambda _path: 0)
     library = Library(str(tmp_path), FakeClock(), seal_reserve_bytes=1 << 60)
     library.store.heal()
     shard = library.store.shards[0]

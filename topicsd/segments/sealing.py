@@ -6,7 +6,6 @@ Much of one topic becomes a segment with files of its own, little of many topics
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from topicsd._native.sealer import Sealer
 from topicsd._native.segment import SegmentError
+from topicsd.room import free_bytes
 from topicsd.segments.names import PACKS
 
 MIB = 1 << 20
@@ -57,12 +57,6 @@ class Done:
 def weight(records: int, size: int) -> int:
     """Return what a tail counts for in a backlog: its bytes, and at least what its index takes of memory, seen as log."""
     return max(size, records * RECORD_WEIGHT)
-
-
-def free_bytes(path: str) -> int:
-    """Return what the disk has free for who is not root."""
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize
 
 
 class Rounds:
