@@ -33,6 +33,7 @@ cdef struct DirectWrites:
     uint64_t direct_cost, cached_cost  # nanoseconds of the writer a MiB, moving averages; 0: not measured
     bint preferred[2]                  # the direct way, at the last look; for a group of one, of many
     uint32_t since_probe, probe_every  # large groups since the dearer way was last tried, and how many it takes until it is again
+    bint tried                         # the last group goes the dearer way
     uint64_t bytes, writes             # counters
     Flight flight[FLIGHTS_MAX]
     uint64_t flying[FLIGHTS_MAX]       # bytes that are being written in the background

@@ -61,11 +61,14 @@ cdef void direct_close(DirectWrites *direct, const Files *files) noexcept nogil:
         direct.stage[which] = NULL
 
 
-cdef inline uint64_t averaged(uint64_t old, uint64_t bytes, uint64_t took_ns) noexcept nogil:
-    # One stall must not decide: a sample counts for at most four times what was known.
+cdef inline uint64_t averaged(uint64_t old, uint64_t bytes, uint64_t took_ns, bint tried) noexcept nogil:
+    # One stall must not decide: a sample counts for at most four times what was known. The way that is only tried now and then has few samples:
+    # each of them counts for half, or a stall would keep it out of use for seconds.
     cdef uint64_t cost = max(took_ns * (1 << 20) // max(bytes, <uint64_t>1), <uint64_t>1)
     if old == 0:
         return cost
+    if tried:
+        return max((old + min(cost, old * 4)) // 2, <uint64_t>1)
     return max((old * 7 + min(cost, old * 4)) // 8, <uint64_t>1)
 
 
@@ -79,6 +82,7 @@ cdef int direct_file(const Files *files, const char *path) noexcept nogil:
 
 cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded) noexcept nogil:
     cdef bint better
+    direct.tried = False
     if direct.refused or bytes % <uint64_t>DIRECT_PAGE_BYTES or (bytes < <uint64_t>DIRECT_LEAST_BYTES and direct.always < 2):
         return False
     if direct.always:
@@ -97,6 +101,7 @@ cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded) noex
         return better
     direct.since_probe = 0
     direct.probe_every = min(direct.probe_every * 2, <uint32_t>PROBE_EVERY_MAX)
+    direct.tried = True
     return not better
 
 
@@ -201,7 +206,7 @@ cdef int64_t written(DirectWrites *direct, uint32_t which, const Files *files, i
             direct_forget(direct, files)
         return DIRECT_UNSUPPORTED
     if result >= 0:
-        direct.direct_cost = averaged(direct.direct_cost, <uint64_t>result, spent_ns)
+        direct.direct_cost = averaged(direct.direct_cost, <uint64_t>result, spent_ns, direct.tried)
         direct.bytes += <uint64_t>result
         direct.writes += 1
     return result
@@ -209,7 +214,7 @@ cdef int64_t written(DirectWrites *direct, uint32_t which, const Files *files, i
 
 cdef void direct_compare(DirectWrites *direct, uint64_t bytes, uint64_t took_ns) noexcept nogil:
     if not direct.refused and bytes >= <uint64_t>DIRECT_LEAST_BYTES:
-        direct.cached_cost = averaged(direct.cached_cost, bytes, took_ns)
+        direct.cached_cost = averaged(direct.cached_cost, bytes, took_ns, direct.tried)
 
 
 cdef class DirectChoice:
@@ -223,6 +228,6 @@ cdef class DirectChoice:
 
     def took(self, bint direct, uint64_t size, uint64_t ns):
         if direct:
-            self.direct.direct_cost = averaged(self.direct.direct_cost, size, ns)
+            self.direct.direct_cost = averaged(self.direct.direct_cost, size, ns, self.direct.tried)
         else:
             direct_compare(&self.direct, size, ns)

@@ -121,6 +121,22 @@ def test_where_others_gather_meanwhile_a_direct_write_may_take_six_times_as_long
     assert answers.count(True) == 100 + 2, "lone and crowded groups in turn: the dearer way is still tried, after 64 and 128"
 
 
+def test_a_stall_does_not_keep_the_better_way_out_of_use() -> None:
+    choice = DirectChoice()
+    for _ in range(8):
+        choice.took(True, MIB, 100_000)
+        choice.took(False, MIB, 100_000)
+    for _ in range(8):
+        choice.took(True, MIB, 10_000_000)
+    assert not choice.wants(MIB, crowded=True)
+    row = groups = 0
+    while row < 3:
+        direct = choice.wants(MIB, crowded=True)
+        choice.took(direct, MIB, 100_000)
+        row, groups = row + 1 if direct else 0, groups + 1
+        assert groups < 500
+
+
 def test_what_was_never_measured_is_tried_first_and_small_writes_measure_nothing() -> None:
     choice = DirectChoice()
     assert choice.wants(MIB)
