@@ -4,15 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from topicsd._native.segment_scan import GapError
 from topicsd.lake.manifest import Manifest, Row, Topic
 from topicsd.lake.pieces import Piece
-from topicsd.spark import options, source
+from topicsd.spark import options
 from topicsd.spark.live import Listing, LiveTopic, Span
 from topicsd.spark.options import Offsets
 
+limits = pytest.importorskip("pyspark.sql.streaming.datasource")
+source = pytest.importorskip("topicsd.spark.source")
 PLAIN = {"columns": "topic,seq,data"}
 
 
@@ -42,7 +43,7 @@ class Query:
         """Plan the next batch, and read it."""
         reader = self.reader()
         start = self.ends[-1] if self.ends else reader.initialOffset()
-        self.ends.append(reader.latestOffset(start, ReadAllAvailable() if records is None else ReadMaxRows(records)))
+        self.ends.append(reader.latestOffset(start, limits.ReadAllAvailable() if records is None else limits.ReadMaxRows(records)))
         return self.again()
 
     def again(self) -> list[tuple[Any, ...]]:
@@ -130,7 +131,7 @@ def test_a_replay_reads_what_was_planned_wherever_a_query_would_begin_now(monkey
     reader = query.reader()
     start = reader.initialOffset()
     query.found = server(LiveTopic("a", 7, 1, 20, 100), LiveTopic("b", 9, 1, 5, 100))  # b came between: it is only given its place
-    query.ends.append(reader.latestOffset(start, ReadAllAvailable()))
+    query.ends.append(reader.latestOffset(start, limits.ReadAllAvailable()))
     wanted = [("a", 7, 10 if starting == "latest" else 1, 19, "")]
     assert query.again() == wanted
     query.found = server(LiveTopic("a", 7, 1, 40, 100), LiveTopic("b", 10, 1, 5, 100), LiveTopic("c", 11, 1, 2, 100))
