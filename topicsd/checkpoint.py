@@ -54,6 +54,7 @@ WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold
 FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, however fast it came
 RETRY_MS = 10_000  # after a snapshot that could not be written
 SET_ASIDE_EVERY_MS = 5_000
+FULL_EVERY_MS = 1_000  # on a full disk, in place of a minute
 
 log = structlog.get_logger("checkpoint")
 Json = dict[str, Any]
@@ -201,7 +202,12 @@ class Checkpoints:
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
         if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size) and not self._only_costs(grown):
             return True
-        return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= options.every_ms and self._would_free()
+        every_ms = FULL_EVERY_MS if self._is_full() else options.every_ms
+        return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= every_ms and self._would_free()
+
+    def _is_full(self) -> bool:
+        """Tell whether writers wait for the room of files that go with the next snapshots."""
+        return any(shard.read_only in (errno.ENOSPC, errno.EDQUOT) for shard in self.store.shards)
 
     def _only_costs(self, grown: int) -> bool:
         """Tell whether a flood goes on of which nothing is sealed yet: then a snapshot lets no file go, and its rows are what the flood waits for."""

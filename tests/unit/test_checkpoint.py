@@ -15,7 +15,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
-from fakes.in_process import Library
+from fakes.in_process import Library, Refused
 from fakes.in_process import numbers as values
 from topicsd import checkpoint, limits, snapshot
 from topicsd._native.log_walk import LogFormatError
@@ -861,6 +861,30 @@ def test_a_full_disk_is_given_back_what_nobody_needs(tmp_path: Path, clock: Fake
     files.heal()
     engine.kill()
     assert seen(engine) == before
+    engine.close()
+
+
+def test_on_a_full_disk_what_nobody_needs_goes_within_seconds(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(0, 60_000))
+    engine.checkpoint()
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.seal("t")
+    engine.delete("t", before_seq=150)
+    clock.advance(5_000)
+    engine.store.checkpoints.step()
+    assert snapshot.numbers(tmp_path) == [1], "nobody waits for room"
+    files.space = files.used()
+    with pytest.raises(Refused):
+        for _ in range(20):
+            fill(engine, "t", 10, 1000)
+    for _ in range(4):
+        clock.advance(1_000)
+        engine.store.checkpoints.step()
+        engine.store.heal()
+    assert files.used() < files.space - 100_000
+    fill(engine, "t", 10, 1000)
     engine.close()
 
 
