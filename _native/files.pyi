@@ -7,8 +7,8 @@ class WatchedFiles(FileSystem):
     """The shipped functions with a Python hook before and after each call.
 
     Calls, as the hooks get them: open(path, flags, mode), close(fd), pwritev(fd, offset, bytes), pread(fd, offset, length), fdatasync(fd),
-    fsync(fd), fallocate(fd, offset, length), blank(fd, offset, length), punch(fd, offset, length), rename(source, destination), unlink(path), mkdir(path, mode),
-    sync_directory(path). Both hooks may be called from any thread. A hook that raises makes the call fail with EIO.
+    fsync(fd), fallocate(fd, offset, length), blank(fd, offset, length), punch(fd, offset, length), rename(source, destination), unlink(path),
+    mkdir(path, mode), sync_directory(path). Both hooks may be called from any thread. A hook that raises makes the call fail with EIO.
     """
 
     free: int  # bytes that the disk is said to have left; -1: what is so

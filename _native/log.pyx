@@ -653,11 +653,13 @@ cdef class Shard:
         return 0
 
     cdef int make_next(self, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
-        # A file behind the last one, unless what is to be kept free would be less then. Under make_lock.
+        # A file behind the last one, unless what is to be kept free would be less then, without a single spare. Under make_lock.
         cdef ShardState *s = self.state
         cdef uint64_t keep_free = load_relaxed_64(&s.keep_free)
-        if keep_free and <uint64_t>s.files.free_bytes(s.files.context, s.directory) < bytes + keep_free:
-            return -ENOSPC
+        while keep_free and <uint64_t>s.files.free_bytes(s.files.context, s.directory) < bytes + keep_free:
+            if s.spares.count == 0:
+                return -ENOSPC
+            spares_drop(&s.spares, s.files, s.directory)
         return make_file(s, s.want_first, bytes, fill_bytes, out)
 
     cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil:
@@ -688,7 +690,7 @@ cdef class Shard:
         pthread_mutex_lock(&s.make_lock)
         now_ns = clock_mono_ns()
         store_relaxed_64(&s.lasted_ns, now_ns - s.rotated_ns if s.rotated_ns else 0)
-        store_relaxed_64(&s.rotated_ns, now_ns)
+        s.rotated_ns = now_ns
         s.current = s.prepared
         direct_forget(&s.direct, s.files)
         s.want_first = s.current.first_position + s.current.bytes

@@ -566,6 +566,23 @@ def test_a_full_disk_gives_the_room_of_spares_to_a_file_of_another_size(director
     assert shown(directory) == list(range(1, 62))
 
 
+def test_spares_give_their_room_to_the_next_file_before_the_log_is_full(directory: Path) -> None:
+    """What is kept free counts too: a log that is full does not look after its spares."""
+
+    class Disk(FaultyFiles):
+        def after(self, kind: str, result: int, *args: object) -> None:
+            super().after(kind, result, *args)
+            if kind == "unlink" and b"spare-" in args[0]:
+                self.free += 16384
+
+    files = Disk(directory.parent.parent)
+    shard = with_spares(directory, files)
+    shard.keep_free, files.free = 4096, 4096
+    shard.append(entry(61, 20_000))  # needs a file of its own size, which is no spare's
+    shard.flush_group()
+    assert (shard.read_only, shard.spares, shown(directory)) == (0, 1, list(range(1, 62)))
+
+
 def test_spares_go_when_the_disk_is_nearly_full(directory: Path, files: FaultyFiles) -> None:
     shard = with_spares(directory, files)
     files.free = 8192  # with the spares themselves 57344: a quarter of that is less than one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,8 +60,7 @@ class Engine:
         self.id_ceiling = 0
         self.timed: deque[tuple[int, int]] = deque()  # (slot, topic id) of topics with a ttl, looked at in turn
         self.timed_members: set[tuple[int, int]] = set()
-        self.floors: dict[int, tuple[int, int]] = {}  # slot -> (topic id, ttl_lost that the log has)
-        self.capped: dict[int, tuple[int, int]] = {}  # slot -> (topic id, cap_lost that the log has)
+        self.floors: dict[int, tuple[int, int, int]] = {}  # slot -> (topic id, ttl_lost, cap_lost) that the log has
         self.groups = Groups(self)
         self.queues = Queues(self)
         self.owed = Owed(self)
@@ -183,7 +183,6 @@ class Engine:
     def remove(self, slot: int) -> list[str]:
         """Take a topic out of the table with its routers and wake whoever waits for it; return the routers' names."""
         self.floors.pop(slot, None)
-        self.capped.pop(slot, None)
         self.groups.forget(self.sequencer.topic(slot)["topic_id"])
         self.owed.forget(self.sequencer.topic(slot)["topic_id"])
         routers = self.routers.drop_topic(self.sequencer.topic(slot)["topic_id"])
@@ -208,7 +207,7 @@ class Engine:
         for slot, topic_id in with_ttl:
             self._watch_time(slot, topic_id)
         for slot, topic_id, ttl_lost in with_floor:
-            self.floors[slot] = (topic_id, ttl_lost)
+            self.floors[slot] = (topic_id, ttl_lost, 0)
 
     # ---- records ---------------------------------------------------------------------------------------------------------------
 
@@ -296,15 +295,9 @@ class Engine:
         """Expire what is due and make a floor that time has moved durable: a clock that steps back brings nothing back."""
         self.sequencer.expire(slot, self.clock.wall_ms(), records_max)
         topic = self.sequencer.topic(slot)
-        known = self.floors.get(slot)
-        if topic["ttl_lost"] == 0 or known == (topic["topic_id"], topic["ttl_lost"]) or self.sequencer.only_in_memory(slot):
-            return
-        body = frames.floor_body(topic["ttl_lost"], topic["cap_lost"])
-        try:
-            self.sequencer.log_frame(topic["shard"], frames.FLOOR, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
-        except OSError:
-            return  # read-only: the floor holds in memory, and is written once the log takes frames again
-        self.floors[slot] = (topic["topic_id"], topic["ttl_lost"])
+        if topic["ttl_lost"] and self._floor_in_log(slot, topic)[0] != topic["ttl_lost"]:
+            with contextlib.suppress(OSError):  # read-only: the floor holds in memory, and is written once the log takes frames again
+                self._log_floor(slot, topic)
 
     def settle_cap(self, slot: int) -> None:
         """Write down what a cap has taken, before a frame that says what was sealed or deleted. Raises OSError.
@@ -312,12 +305,20 @@ class Engine:
         Replay knows it without: it is for who reads the log alone, an export, which could not tell what was evicted from what was deleted.
         """
         topic = self.sequencer.topic(slot)
-        known = topic["topic_id"], topic["cap_lost"]
-        if topic["cap_lost"] == 0 or self.capped.get(slot) == known or self.sequencer.only_in_memory(slot):
+        if topic["cap_lost"] and self._floor_in_log(slot, topic)[1] != topic["cap_lost"]:
+            self._log_floor(slot, topic)
+
+    def _floor_in_log(self, slot: int, topic: Json) -> tuple[int, int]:
+        topic_id, ttl_lost, cap_lost = self.floors.get(slot, (0, 0, 0))
+        return (ttl_lost, cap_lost) if topic_id == topic["topic_id"] else (0, 0)
+
+    def _log_floor(self, slot: int, topic: Json) -> None:
+        if self.sequencer.only_in_memory(slot):
             return
-        body = frames.floor_body(topic["ttl_lost"], topic["cap_lost"])
-        self.sequencer.log_frame(topic["shard"], frames.FLOOR, 0, known[0], topic["head"], self.clock.wall_ms(), body, True)
-        self.capped[slot] = known
+        lost = topic["ttl_lost"], topic["cap_lost"]
+        body = frames.floor_body(*lost)
+        self.sequencer.log_frame(topic["shard"], frames.FLOOR, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
+        self.floors[slot] = topic["topic_id"], *lost
 
     def _lower_ceiling(self, slot: int) -> None:
         topic = self.sequencer.topic(slot)

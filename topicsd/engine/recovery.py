@@ -134,7 +134,7 @@ class Replayer:
     def _floor(self, slot: int, topic_id: int, _base_seq: int, body: bytes, _position: int) -> None:
         ttl_lost, cap_lost = frames.parse_floor(body)
         self.sequencer.lose_through(slot, ttl_lost, cap_lost)
-        self.engine.floors[slot] = (topic_id, ttl_lost)
+        self.engine.floors[slot] = (topic_id, ttl_lost, cap_lost)
 
     def _ceiling(self, slot: int, _topic_id: int, base_seq: int, _body: bytes, _position: int) -> None:
         self.sequencer.set_ceiling(slot, base_seq)
