@@ -5,6 +5,8 @@
 #
 # All of it is the writer's own: no reader looks at the header (but for names_version), and what a reader finds in a freed slab its view refuses.
 # Large slabs and pages give their memory back when they are freed. Nothing is ever merged. Page numbers 1..7 are never given out.
+# A page without memory costs the writer six faults, a quarter of its time in a flood of batches: so what a flood has taken stays for the next one
+# when it is sealed, for WARM_KEEP_MS and no more than the caller of slabs_cool allows.
 from libc.stdint cimport uint32_t, uint64_t
 
 from topicsd._native.regions cimport Regions, Shared
@@ -17,7 +19,10 @@ cdef enum:
     INDEX_PAGE_BYTES = 24576
     SLAB_RUN_BYTES = 65536         # small slabs are carved from runs
     SLAB_PUNCH_MIN = 65536         # a freed slab from this size on gives its memory back, but for its first 4 KiB
-    PAGES_RESIDENT_MAX = 256       # freed pages kept warm; more are given back
+    PAGES_RESIDENT_MAX = 256       # freed pages kept warm; more are given back, but for those of a flood
+    FLOOD_PAGES_PER_S = 512        # half a million records a second
+    WARM_KEEP_MS = 300000          # after the last flood
+    COOLED_PAGES = 64              # given back by one call
 
 cdef struct IndexHeader:           # the writer's own; all zero is an empty region
     uint64_t used                  # bytes handed out from the front, 0 = INDEX_HEADER_BYTES
@@ -26,6 +31,10 @@ cdef struct IndexHeader:           # the writer's own; all zero is an empty regi
     uint64_t resident              # free pages with memory, linked likewise
     uint64_t resident_count
     uint64_t stack                 # a free page that holds numbers of free pages without memory: u64 next stack, u64 count, u32 ...
+    uint64_t taken                 # pages, ever
+    uint64_t cold                  # of these without memory
+    uint64_t taken_before, cold_before, looked_ms   # at the last look of slabs_cool
+    uint64_t warm, flood_ms        # so many more may stay resident, since the last flood
     uint64_t bytes_in_use          # of slabs and pages that are not free
     uint64_t free_slot             # table.pyx: first free slot + 1
     uint64_t names_version         # table.pyx: odd while words of the name hash move
@@ -43,4 +52,5 @@ cdef uint64_t slab_take(Regions *regions, uint32_t slab_class) noexcept nogil   
 cdef void slab_give(Regions *regions, uint64_t offset, uint32_t slab_class) noexcept nogil
 cdef uint32_t page_take(Regions *regions) noexcept nogil                                          # a page's number, 0 when the region is full
 cdef void page_give(Regions *regions, uint32_t page) noexcept nogil
+cdef void slabs_cool(Regions *regions, uint64_t now_ms, uint64_t warm_max) noexcept nogil          # every second or so: see PAGES_RESIDENT_MAX
 cdef void slabs_reset(Regions *regions) noexcept nogil                                            # all but the table's two words

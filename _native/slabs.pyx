@@ -79,10 +79,14 @@ cdef uint32_t page_take(Regions *regions) noexcept nogil:
     cdef IndexHeader *header = index_header(regions)
     cdef uint64_t offset = header.resident
     cdef uint64_t *stack
+    header.taken += 1
     if offset != 0:
         header.resident = _word(regions, offset)[0]
         header.resident_count -= 1
-    elif header.stack != 0:
+        header.bytes_in_use += INDEX_PAGE_BYTES
+        return <uint32_t>(offset // INDEX_UNIT_BYTES)
+    header.cold += 1
+    if header.stack != 0:
         stack = _word(regions, header.stack)
         if stack[1] != 0:
             stack[1] -= 1
@@ -99,24 +103,47 @@ cdef uint32_t page_take(Regions *regions) noexcept nogil:
     return <uint32_t>(offset // INDEX_UNIT_BYTES)
 
 
-cdef void page_give(Regions *regions, uint32_t page) noexcept nogil:
-    cdef IndexHeader *header = index_header(regions)
-    cdef uint64_t offset = <uint64_t>page * INDEX_UNIT_BYTES
+cdef void _chill(IndexHeader *header, Regions *regions, uint64_t offset) noexcept nogil:
+    """Give a free page's memory back, and note its number."""
     cdef uint64_t *words = _word(regions, offset)
     cdef uint64_t *stack = _word(regions, header.stack)
-    header.bytes_in_use -= INDEX_PAGE_BYTES
-    if header.resident_count < PAGES_RESIDENT_MAX:
-        words[0] = header.resident
-        header.resident = offset
-        header.resident_count += 1
-    elif header.stack == 0 or stack[1] == STACK_NUMBERS:
+    if header.stack == 0 or stack[1] == STACK_NUMBERS:
         words[0] = header.stack
         words[1] = 0
         header.stack = offset
     else:
-        _stack_numbers(regions, header.stack)[stack[1]] = page
+        _stack_numbers(regions, header.stack)[stack[1]] = <uint32_t>(offset // INDEX_UNIT_BYTES)
         stack[1] += 1
         madvise(words, INDEX_PAGE_BYTES, MADV_REMOVE)
+
+
+cdef void page_give(Regions *regions, uint32_t page) noexcept nogil:
+    cdef IndexHeader *header = index_header(regions)
+    cdef uint64_t offset = <uint64_t>page * INDEX_UNIT_BYTES
+    header.bytes_in_use -= INDEX_PAGE_BYTES
+    if header.resident_count < PAGES_RESIDENT_MAX + header.warm:
+        _word(regions, offset)[0] = header.resident
+        header.resident = offset
+        header.resident_count += 1
+    else:
+        _chill(header, regions, offset)
+
+
+cdef void slabs_cool(Regions *regions, uint64_t now_ms, uint64_t warm_max) noexcept nogil:
+    cdef IndexHeader *header = index_header(regions)
+    cdef uint64_t offset, left = COOLED_PAGES, took = header.taken - header.taken_before, passed_ms = now_ms - header.looked_ms
+    if header.looked_ms != 0 and took * 1000 >= FLOOD_PAGES_PER_S * passed_ms and took != 0:
+        header.warm = min(header.warm + header.cold - header.cold_before, warm_max)
+        header.flood_ms = now_ms
+    elif now_ms - header.flood_ms > WARM_KEEP_MS:
+        header.warm = 0
+    header.taken_before, header.cold_before, header.looked_ms = header.taken, header.cold, now_ms
+    while left and header.resident_count > PAGES_RESIDENT_MAX + header.warm:
+        offset = header.resident
+        header.resident = _word(regions, offset)[0]
+        header.resident_count -= 1
+        _chill(header, regions, offset)
+        left -= 1
 
 
 cdef void slabs_reset(Regions *regions) noexcept nogil:
@@ -128,7 +155,19 @@ cdef void slabs_reset(Regions *regions) noexcept nogil:
     memset(header, 0, <char *>&header.free_slot - <char *>header)    # what stands behind is the table's
 
 
+PAGE_BYTES = INDEX_PAGE_BYTES
+
+
 def memory(Shared shared not None):
     """Return (bytes in use, bytes ever handed out) of the index region."""
     cdef const IndexHeader *header = index_header(&shared.r)
     return header.bytes_in_use, header.used
+
+
+def cool(Shared shared not None, uint64_t now_ms, uint64_t warm_max):
+    """Look whether a flood goes on, and give back the memory of what none needs any more; `warm_max` pages at most stay for the next.
+
+    Returns the number of free pages with memory.
+    """
+    slabs_cool(&shared.r, now_ms, warm_max)
+    return index_header(&shared.r).resident_count

@@ -12,7 +12,7 @@ from topicsd.metrics import Family
 WORDS = (
     # the writer
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
-    "files_undone", "log_held_bytes", "log_spares",
+    "files_undone", "log_held_bytes", "log_spares", "index_warm",
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
@@ -42,6 +42,7 @@ _SHOWN = (
         "Of the log, as of the last snapshot: from the oldest record that is not sealed, or not copied by a router.",
     ),
     ("log_spares", "topics_wal_spare_files", "gauge", "Files of the log that are made ahead for the next flood."),
+    ("index_warm", "topics_index_warm_bytes", "gauge", "Of the index in memory: free, and kept for the next flood."),
     ("scrub_passes", "topics_scrub_passes_total", "counter", "Passes over all sealed data."),
     ("scrub_segments", "topics_scrub_segments_total", "counter", "Segments verified."),
     ("scrub_bytes", "topics_scrub_bytes_total", "counter", "Bytes verified."),

@@ -59,6 +59,8 @@ API_KEYS_MAX = 1024  # every request compares all digests; an in-flight counter 
 # --- resources (A §11); 0 is no limit ------------------------------------------------------------------------------------
 
 TOPICS_MAX = 100_000
+INDEX_WARM_BYTES_MAX = 384 * 1024 * KIB  # of the index, kept after a flood for the next one (_native/slabs.pxd)
+INDEX_WARM_SHARE = 64  # and no more than this part of the memory
 TOPICS_HARD_MAX = 1 << 20  # slots of the table in shared memory
 ROUTERS_MAX = 10_000
 WATCH_SESSIONS_MAX = 10_000

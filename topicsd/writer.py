@@ -19,6 +19,7 @@ from topicsd import limits
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.meters import Meters
 from topicsd._native.regions import Shared
+from topicsd._native.slabs import PAGE_BYTES, cool
 from topicsd.checkpoint import SLICE_EVERY_MS, CheckpointOptions
 from topicsd.clock import SystemClock
 from topicsd.engine import Options
@@ -117,6 +118,8 @@ class Loop:
         self.engine = store.engine
         self.tick_at_ms = self.pack_at_ms = 0
         self.idle_ticks = 0
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.warm_pages_max = min(limits.INDEX_WARM_BYTES_MAX, memory_bytes // limits.INDEX_WARM_SHARE) // PAGE_BYTES
 
     def step(self) -> None:
         """Serve the rings until a command waits or a tick is due; do that."""
@@ -158,6 +161,7 @@ class Loop:
         self.sequencer.reap_dead()
         self.store.heal()
         self.store.checkpoints.step()
+        self.store.figures.set("index_warm", PAGE_BYTES * cool(self.store.shared, self.store.clock.mono_ms(), self.warm_pages_max))
         self.store.figures.set("log_spares", sum(shard.spares for shard in self.store.shards))
         if self.sequencer.quiet():
             self.idle_ticks += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from oracle.index_oracle import HOLE, Entry, IndexOracle
 from topicsd._native.index import Index
 from topicsd._native.regions import Shared
-from topicsd._native.slabs import memory
+from topicsd._native.slabs import cool, memory
 from topicsd._native.table import Table
 
 CAP, TTL, CORRUPT = 1, 2, 6
@@ -182,6 +183,48 @@ def test_a_burst_gives_its_pages_back_and_gets_them_again(topics: Topics) -> Non
         assert not topics.paged(slot)
     assert memory(topics.shared)[0] <= 512
     assert memory(topics.shared)[1] <= 600_000 * 25
+
+
+def shmem_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
+
+
+def test_what_a_flood_took_of_the_index_stays_in_memory_for_the_next_one_for_some_minutes(topics: Topics) -> None:
+    slot, pages, head = topics.slots[0], 600_000 // 1024, 0
+    cool(topics.shared, 1_000, 1 << 20)
+    before = shmem_kib()
+    for now_ms in (2_000, 3_000):
+        topics.index.append(slot, head + 1, entries_of(slot, head + 1, 600_000))
+        head += 600_000
+        cool(topics.shared, now_ms, 1 << 20)
+        topics.index.trim(slot, head - 9)
+        assert cool(topics.shared, now_ms + 500, 1 << 20) >= pages - 2
+        assert shmem_kib() - before > 24 * (pages - 2)
+    taken = memory(topics.shared)[1]
+    assert taken <= 600_000 * 25
+    kept = cool(topics.shared, 300_000, 1 << 20)
+    assert kept >= pages - 2
+    for turn in range(20):
+        kept = cool(topics.shared, 400_000 + turn, 1 << 20)
+    assert kept == 256
+    assert shmem_kib() - before < 24 * 256 + 256
+    topics.index.append(slot, head + 1, entries_of(slot, head + 1, 600_000))
+    assert topics.index.entries(slot, head + 300_000, 10) == entries_of(slot, head + 300_000, 10)
+    assert memory(topics.shared)[1] == taken
+
+
+def test_no_more_of_the_index_stays_warm_than_is_allowed_and_nothing_of_a_slow_tail(topics: Topics) -> None:
+    slot, head = topics.slots[0], 0
+    cool(topics.shared, 1_000, 100)
+    for now_ms, warm in ((2_000, 356), (10_000_000, 256)):  # the same in a second, in hours
+        topics.index.append(slot, head + 1, entries_of(slot, head + 1, 600_000))
+        head += 600_000
+        cool(topics.shared, now_ms, 100)
+        topics.index.trim(slot, head - 9)
+        for turn in range(10):
+            kept = cool(topics.shared, now_ms + 1 + turn, 100)
+        assert kept == warm
 
 
 def test_a_hole_of_a_million_seqs_costs_a_mark_a_page(topics: Topics) -> None:
