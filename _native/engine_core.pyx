@@ -25,13 +25,14 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
+from topicsd._native.maps cimport maps_drop_retired
 from topicsd._native.order cimport order_build, order_insert, order_remove, order_reset
 from topicsd._native.replay_core cimport REPLAY_DONE, REPLAY_LEFT, ReplayCore, Replayed
 from topicsd._native.routes cimport (
     ROUTE_TEXT_MAX, Outlets, Route, forwarder_files, forwarder_queue, notes_delete, outlets_of, replay_cursors, route_add, route_change,
     route_of, route_remove,
 )
-from topicsd._native.sealed cimport rows_drop_all, sealed_turn, segment_files_reset
+from topicsd._native.sealed cimport rows_drop_all, sealed_sweep, sealed_turn, segment_files_reset
 from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
 )
@@ -283,6 +284,12 @@ cdef class EngineCore(ReplayCore):
         cdef int failure = forwarder_files(&self.forwarder, data_dir)
         if failure != 0:
             raise OSError(-failure, os.strerror(-failure))
+
+    def sweep(self):
+        """Unmap files that have been retired: the disk has none of their room back before. Between two turns."""
+        if self.forwarder.maps_open:
+            maps_drop_retired(&self.forwarder.maps)
+        sealed_sweep(self.core.regions)
 
     def add_route(self, uint32_t number, uint32_t source, uint32_t dest, uint64_t cursor, uint32_t flags, uint32_t kind, bytes match, bytes text):
         """Make a route from one slot to another; it begins behind `cursor`. `text` begins what exactly-once copies say in their meta."""

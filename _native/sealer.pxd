@@ -39,6 +39,7 @@ cdef class Sealer:
     # of the seal that is going on
     cdef uint32_t slot
     cdef uint64_t topic_id, events_max, bytes_max
+    cdef public uint64_t behind         # only what stands so far behind the log's end is sealed; 0: whatever there is
     cdef bint in_pack, begun
     cdef bint restated                # it has an exactly-once copy, with its origin
     cdef Origin origin
@@ -63,6 +64,8 @@ cdef class Sealer:
     cdef uint32_t copy_shard          # the frame that was verified last for a copy
     cdef uint64_t copy_first, copy_end
 
+    cdef uint64_t tail_records(self, const TopicView *view, uint64_t first) noexcept nogil
+    cdef int first_held(self, const TopicView *view, uint64_t seq, index_entry *out) noexcept nogil
     cdef bint is_far_behind(self, const index_entry *entry, uint64_t bytes) noexcept nogil
     cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil
     cdef int finish(self, segment_body *body) except -1

@@ -42,6 +42,7 @@ cdef enum:
     LOG_MAPS = 64
     PAGE_BYTES = 4096
     PATH_BYTES_MAX = 4352
+    ENTRIES_A_LOOK = 32
     HOLE_ROW_MIN = 256          # a longer hole is a row of its own: it costs no index
     TAIL_BYTES_ROWS_MAX = 4096
     READ_LATELY_MS = 60000
@@ -104,7 +105,7 @@ cdef class Sealer:
             count = view.head + 1 - first
             size = self.tail_bytes(view, first)
             if not (events_max and count >= events_max) and not (bytes_max and size >= bytes_max):
-                if not (age_ms_max or log_bytes_max) or view_flags(&self.shared.r, view, first, 1, &entry) != 0:
+                if not (age_ms_max or log_bytes_max) or self.first_held(view, first, &entry) != 0:
                     continue
                 if not view_still(&self.shared.r, <uint32_t>(slot - 1), view):
                     continue
@@ -112,6 +113,50 @@ cdef class Sealer:
                     continue
             found.append((slot - 1, view.topic_id, count, size))
         return slot, found
+
+    def tails(self):
+        """Return what is not sealed of all topics: (live records, seqs, bytes)."""
+        cdef uint64_t slot, first, high = load_acquire_64(&self.shared.r.control.table_high)
+        cdef uint64_t records = 0, seqs = 0, size = 0
+        cdef TopicView *view = &self.view
+        for slot in range(high):
+            if load_relaxed_64(&self.shared.r.table[slot].topic_id) == 0 or view_take(&self.shared.r, <uint32_t>slot, view) != 0:
+                continue
+            first = max(view.earliest, view.sealed_through + 1)
+            if first <= view.head:
+                records += self.tail_records(view, first)
+                seqs += view.head + 1 - first
+                size += self.tail_bytes(view, first)
+        return records, seqs, size
+
+    cdef uint64_t tail_records(self, const TopicView *view, uint64_t first) noexcept nogil:
+        """About the live records that are not sealed: as tail_bytes."""
+        cdef const segment_row *rows = <const segment_row *>(self.shared.r.index + view.segments_offset)
+        cdef uint64_t sealed = 0
+        cdef uint32_t number
+        if view.segments_offset + view.segments_len * sizeof(segment_row) > self.shared.r.index_bytes:
+            return 0
+        for number in range(min(view.segments_len, <uint32_t>TAIL_BYTES_ROWS_MAX)):
+            sealed += rows[number].live
+        return min(view.count - sealed if view.count > sealed else view.count, view.head + 1 - first)
+
+    cdef int first_held(self, const TopicView *view, uint64_t seq, index_entry *out) noexcept nogil:
+        """The first entry from a seq on that was not deleted: deleted ones hold nothing of the log, what stands behind them does."""
+        cdef index_entry entries[ENTRIES_A_LOOK]
+        cdef uint32_t count, number
+        cdef int status
+        while True:
+            count = min(<uint64_t>ENTRIES_A_LOOK, view.head + 1 - seq)
+            status = view_flags(&self.shared.r, view, seq, count, entries)
+            if status != 0:
+                return status
+            for number in range(count):
+                out[0] = entries[number]
+                if not out.flags & INDEX_DELETED:
+                    return 0
+            seq += count
+            if seq > view.head:
+                return 0
 
     cdef bint is_far_behind(self, const index_entry *entry, uint64_t bytes) noexcept nogil:
         cdef uint64_t shard = entry.position >> POSITION_BITS
@@ -340,6 +385,8 @@ cdef class Sealer:
             return STOP_HERE
         if not entry.flags & INDEX_DELETED:
             if shard >= SHARDS_MAX or ends_with_server(entry):
+                return STOP_HERE
+            if self.behind and self.next_seq > self.frame_last and not self.is_far_behind(entry, self.behind):
                 return STOP_HERE
             if entry.flags & INDEX_ORIGIN:
                 origin_find(&self.shared.r, load_relaxed_64(&self.shared.r.table[self.slot].origins), self.next_seq, &self.origin)

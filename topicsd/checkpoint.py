@@ -167,15 +167,18 @@ class Checkpoints:
             plan: list[tuple[taking.Taking, tuple[Layer, ...]]] = []
             self._do(lambda: plan.append(self._plan()), lambda: self._try(*plan[0]))
         elif self._pool is not None and self.packing is None and self.store.clock.mono_ms() >= self.set_aside_ms:
-            # No snapshot tells its size before the first one is taken, and a disk that was full may have room again.
+            # The next snapshot may be larger than the last one, and a disk that was full may have room again.
             self.set_aside_ms = self.store.clock.mono_ms() + SET_ASIDE_EVERY_MS
-            if not self.kept or not snapshot.reserve_path(self.path).exists():
-                self._do(self.set_aside, None)
+            self._do(self.set_aside, None)
 
     def set_aside(self) -> None:
         """Have room for the next snapshot set aside, as far as can be told how large it will be. A full disk is no error."""
         with contextlib.suppress(OSError):
-            snapshot.reserve(self.path, self.store.files, max(self.size, taking.changed_bytes(self.store.sequencer, [0])[0]))
+            snapshot.reserve(self.path, self.store.files, self.next_size())
+
+    def next_size(self) -> int:
+        """About how large the next snapshot may become: the rows of records that are not sealed grow with the log."""
+        return max(self.size, taking.changed_bytes(self.store.sequencer, [0])[0])
 
     def _try(self, room: taking.Taking, below: tuple[Layer, ...]) -> None:
         try:
@@ -202,12 +205,13 @@ class Checkpoints:
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
         if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size) and not self._only_costs(grown):
             return True
-        every_ms = FULL_EVERY_MS if self._is_full() else options.every_ms
-        return bool(options.every_ms) and store.clock.mono_ms() - self.taken_ms >= every_ms and self._would_free()
-
-    def _is_full(self) -> bool:
-        """Tell whether writers wait for the room of files that go with the next snapshots."""
-        return any(shard.read_only in (errno.ENOSPC, errno.EDQUOT) for shard in self.store.shards)
+        since_ms = store.clock.mono_ms() - self.taken_ms
+        if not options.every_ms or since_ms < min(FULL_EVERY_MS, options.every_ms):
+            return False
+        if since_ms < options.every_ms and not store.is_full():
+            return False
+        # What is deleted of a full log frees files without a segment, and leaves frames: more than that is hardly written there.
+        return self._would_free() or (grown > 0 and since_ms < options.every_ms and (store.refuses() or since_ms >= SET_ASIDE_EVERY_MS))
 
     def _only_costs(self, grown: int) -> bool:
         """Tell whether a flood goes on of which nothing is sealed yet: then a snapshot lets no file go, and its rows are what the flood waits for."""
@@ -418,6 +422,8 @@ class Checkpoints:
         if files:
             self.store.figures.add("files_removed", len(files))
             log.info("files go", segments=self.removed_segment_files, log_files=self.removed_log_files)
+            self.store.sequencer.sweep()
+            self.store.engine.queues.sweep()
             self._do(lambda: self._remove(files), None)
 
     def _segments_to_go(self, oldest: int) -> list[tuple[Path, Path | None]]:

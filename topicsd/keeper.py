@@ -25,10 +25,10 @@ from topicsd._native.sealer import Sealer
 from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
-from topicsd.room import Reserve, free_bytes, wanted_bytes
+from topicsd.room import Reserve, free_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.segments.cold import ColdError
 from topicsd.segments.cold_tier import open_tier
-from topicsd.segments.sealing import NO_ROOM, Done, Policy, Rounds, Row
+from topicsd.segments.sealing import NO_ROOM, PIECE_BYTES_MIN, Done, Policy, Rounds, Row
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
 
@@ -146,7 +146,7 @@ class Keeper:
         self.line = line
         self.settings, self.figures = settings, figures
         self.sealer = Sealer(shared, settings.data_dir)
-        sealing = (settings.segment_max_events, settings.segment_max_bytes, settings.segment_max_age_ms)
+        sealing = (settings.segment_max_events, segment_bytes(settings), settings.segment_max_age_ms)
         policy = Policy(*sealing, log_bytes_max=limits.LOG_HELD_BYTES_MAX if any(sealing) else 0)
         self.rounds = Rounds(self.sealer, str(settings.data_dir), self._publish, policy)
         self.rounds.alive = lambda: not line.ended
@@ -154,6 +154,7 @@ class Keeper:
         self.rounds.room = lambda: free_bytes(str(settings.data_dir)) - snapshot.missing_reserve(settings.data_dir)
         self.reserve = Reserve(settings.data_dir, wanted_bytes(settings))
         self.rounds.give = self.reserve.give
+        self.full_bytes = full_bytes(settings)
         self.cpus = Cpus()
         self.flood = Flood(shared)
         self.upkeep = Upkeep(
@@ -161,6 +162,7 @@ class Keeper:
             scrub_bytes_per_second=settings.scrub_bytes_per_second, rewrite=settings.segment_rewrite, pack_number=self.rounds.next_pack,
             show=self._show,
         )  # fmt: skip
+        self.upkeep.is_full, self.upkeep.have_room = self._is_full, self._have_room
         self.relocation = self._relocation(figures) if settings.cold_dir else None
         self.round_at_s = 0.0
         self.swept = 0
@@ -176,7 +178,8 @@ class Keeper:
             started_s = time.monotonic()
             done = self._round(time.time_ns() // 1_000_000)
             took_s = time.monotonic() - started_s
-            self.round_at_s = time.monotonic() + max(ROUND_S_MIN, took_s * ROUND_SHARE if not done.segments else 0)
+            least_s = LOOK_S if done.segments and self._is_full() else ROUND_S_MIN  # each round frees one file of a full log
+            self.round_at_s = time.monotonic() + max(least_s, took_s * ROUND_SHARE if not done.segments else 0)
             if done.segments:
                 log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
             for what in done.failed:
@@ -197,19 +200,32 @@ class Keeper:
         return self.rounds.round(now_ms)
 
     def _behind_files(self) -> list[int]:
-        """How far the end of each file of a full log is behind the log's end, the oldest first; [] while there is room."""
-        found: list[int] = []
+        """How far the end of each file of a full log is behind the log's end, the oldest first; [] while there is room, or none to gain."""
+        found, log_bytes = list[int](), 0
         if not self.rounds.policy.log_bytes_max:
             return found  # nothing is to be sealed
-        # A log that was begun anew on a full disk takes small writes for a while, but has no next file.
-        full = self.rounds.room() - self.reserve.missing() < self.settings.log_file_bytes
+        full = self._is_full()
         for folder in sorted((self.settings.data_dir / "log").glob("shard-[0-9][0-9]")):
             line = self.shared.shard(int(folder.name[-2:]))
             if int(str(line["read_only"])) in NO_ROOM or full:
                 written = int(str(line["written"]))
-                ends = [file.first_position for file in log_walk.list_files(os.fsencode(folder))[1:]]
-                found += [written - end for end in ends if end < written]
-        return sorted(found, reverse=True)
+                firsts = [file.first_position for file in log_walk.list_files(os.fsencode(folder))]
+                found += [written - end for end in firsts[1:] if end < written]
+                log_bytes += max(written - firsts[0], 0) if firsts else 0
+        return sorted(found, reverse=True) if found and self.rounds.gains(log_bytes) else []
+
+    def _is_full(self) -> bool:
+        """Tell whether the disk is: a log that was begun anew on it takes small writes for a while, but has no next file."""
+        return self.rounds.room() - self.reserve.missing() < self.full_bytes
+
+    def _have_room(self, size: int) -> bool:
+        """Have room for a file of about so many bytes, with what was set aside if need be; False where that is not enough."""
+        wanted = size + size // 8 + PIECE_BYTES_MIN
+        if self.rounds.room() + self.reserve.held() < wanted:
+            return False
+        while self.rounds.room() < wanted and self.reserve.give():
+            pass
+        return True
 
     def _tell_room(self, done: Done) -> None:
         if bool(done.no_room) != bool(self.figures.get("seal_no_room")):

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import mmap
+import os
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -152,12 +153,21 @@ def reserve_path(data_dir: Path) -> Path:
     return data_dir / FOLDER / "reserve"
 
 
+def _reserved(size: int) -> int:
+    """How much is set aside for a snapshot of about so many bytes."""
+    return size + size // 4 + RESERVE_BYTES_MIN
+
+
 def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
     """Have room for a snapshot somewhat larger than `size` set aside on the disk: a full one can then still be freed. Raises OSError."""
-    wanted, path = size + size // 4 + RESERVE_BYTES_MIN, reserve_path(data_dir)
-    if path.exists() and wanted <= path.stat().st_size:
+    wanted, path = _reserved(size), reserve_path(data_dir)
+    held = path.stat().st_size if path.exists() else 0
+    if wanted <= held:
         return
     goal = wanted + wanted // 4  # so that a snapshot that grows does not write it anew each time
+    if held:
+        _grow(path, held, goal)
+        return
     make_folder(files, data_dir / FOLDER)
     file = NewFile(files, path)
     try:
@@ -168,14 +178,24 @@ def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
         raise
 
 
-def missing_reserve(data_dir: Path) -> int:
-    """Return how many bytes must stay free for the next snapshot: none while they are set aside."""
-    if reserve_path(data_dir).exists():
-        return 0
-    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
-        sizes = [path_of(data_dir, number).stat().st_size for number in numbers(data_dir)]
-        return max(sizes, default=0) + RESERVE_BYTES_MIN
-    return RESERVE_BYTES_MIN
+def _grow(path: Path, held: int, goal: int) -> None:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(file, held, goal - held)
+    finally:
+        os.close(file)
+
+
+def missing_reserve(data_dir: Path, size: int = 0) -> int:
+    """Return how many bytes must stay free for the next snapshot, of about `size` or as the largest there is, beyond what is set aside."""
+    held = 0
+    with contextlib.suppress(FileNotFoundError):
+        held = reserve_path(data_dir).stat().st_size
+    if not held:
+        with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
+            size = max([size, *(path_of(data_dir, number).stat().st_size for number in numbers(data_dir))])
+        return max(size + RESERVE_BYTES_MIN, _reserved(0))
+    return max(_reserved(size) - held, 0) if size else 0
 
 
 def read(path: Path) -> Snapshot:

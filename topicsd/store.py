@@ -35,6 +35,7 @@ from topicsd.room import Reserve, free_bytes
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
 FIRST_FILE_BYTES = 16 << 20  # of the log file that a start waits for
+FULL_FACTOR = 8  # times as much as a full disk has left: near enough to be full soon
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
 
@@ -52,6 +53,7 @@ class StoreOptions:
     ephemeral_bytes_max: int = 1 << 30
     keys_max: int = 1_000_000
     seal_reserve_bytes: int = 0  # that sealing may take of a full disk (topicsd/room.py)
+    full_bytes: int = 0  # with less free beside what is set aside, a disk is as good as full
     engine: Options = field(default_factory=Options)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
@@ -103,6 +105,7 @@ class Store:
         self.threads: list[threading.Thread] = []
         self.reserve = Reserve(self.path, options.seal_reserve_bytes)
         self._lock = -1
+        self._looked_at = self._next_size = 0
         self._healed: set[int] = set()
         self._voided: dict[int, set[int]] = {}  # by shard: positions of frames that were written and never published
         self.path.mkdir(parents=True, exist_ok=True)
@@ -206,9 +209,24 @@ class Store:
         self._keep_free()
 
     def _keep_free(self) -> None:
-        missing = self.reserve.missing() + snapshot.missing_reserve(self.path)
+        # Looking at every topic is for a disk that may fill before the next look: there is little of it, or the log has taken much since.
+        written = sum(shard.written_position for shard in self.shards)
+        near = self.options.full_bytes and free_bytes(self.directory) < FULL_FACTOR * self.options.full_bytes
+        if near and abs(written - self._looked_at) >= self.options.full_bytes // FULL_FACTOR:
+            self._looked_at, self._next_size = written, self.checkpoints.next_size()
+        missing = self.reserve.missing() + snapshot.missing_reserve(self.path, self._next_size if near else 0)
         for shard in self.shards:
             shard.keep_free = missing
+
+    def refuses(self) -> bool:
+        """Tell whether a shard takes no writes for want of room."""
+        return any(shard.read_only in (errno.ENOSPC, errno.EDQUOT) for shard in self.shards)
+
+    def is_full(self) -> bool:
+        """Tell whether writers wait for the room of files that are to go, or may have to soon."""
+        if self.refuses():
+            return True
+        return self.options.full_bytes > 0 and free_bytes(self.directory) - self.shards[0].keep_free < self.options.full_bytes
 
     def _thread(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=loop, name=name, daemon=True)

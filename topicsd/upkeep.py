@@ -27,12 +27,13 @@ from topicsd.segments import names
 from topicsd.segments.names import Place, Spot
 from topicsd.segments.rows import COLD, FILE, OWN, PACK, ROW
 from topicsd.segments.scrub import Item, Scrubber
+from topicsd.segments.sealing import INDEX_BYTES, NO_ROOM, RECORD_BYTES
 from topicsd.segments.verify import Problem, Verifier, load, pack_places
 
 LIVE_PERMILLE_MAX = 10  # of its seqs
 FREED_BYTES_MIN = 1 << 20  # less is not worth three new files
-INDEX_BYTES = 25  # of a seq in an index: dead ones keep their place there
-RECORD_BYTES = 64  # of a record beside its payload
+FULL_FREED_SHARE = 4  # on a full disk it is worth it from this part of a file on
+FULL_FREED_BYTES_MIN = 64 << 10
 ROWS_A_CALL = 32
 LOG_BYTES_A_PASS = 1 << 30  # the log is read in one go: what is older, because something pins it, is looked at when a read meets damage
 SEGMENTS_A_STEP = 256  # small ones; the bytes are limited by the clock
@@ -63,6 +64,9 @@ class Upkeep:
         self.replace, self.unknown, self.files, self.pack_number = replace, unknown, files, pack_number
         self.rewrites = rewrite
         self.look_at_ms = 0
+        self.is_full: Callable[[], bool] = lambda: False
+        self.have_room: Callable[[int], bool] = lambda _bytes: True  # makes room for so much on a full disk, of what was set aside
+        self._made: dict[tuple[int, int, int, int], int] = {}  # files that were made on a full disk, and what of them was alive then
         self.damage = Damage(shared, data_dir, figures, self._items, show)
         self._orphans = set[Path]()
         self._refused = set[tuple[int, int]]()  # (number, serial) of files that could not be made anew: not tried again
@@ -82,8 +86,10 @@ class Upkeep:
             self._show()
         if self.damage.remake:
             self._again(*self.damage.remake.pop())
-        elif self.rewrites and mono_ms >= self.look_at_ms and not self.rewrite_one():
-            self.look_at_ms = mono_ms + limits.REWRITE_LOOK_MS
+        elif self.rewrites:
+            full = self.is_full()
+            if (full or mono_ms >= self.look_at_ms) and not self.rewrite_one(full=full):
+                self.look_at_ms = mono_ms + limits.REWRITE_LOOK_MS
 
     def _show(self) -> None:
         assert self.scrubber is not None
@@ -134,12 +140,8 @@ class Upkeep:
 
     def dead_files(self) -> list[File]:
         """Files of which next to nothing is alive and that would give back a mebibyte or more."""
-        live = dict(upkeep.tally(self.shared))
         found = []
-        for file in upkeep.listed(self.shared):
-            if file.kind == COLD or file.number not in live:
-                continue
-            alive = live[file.number]
+        for file, alive in self._tallied():
             left = alive.seqs * INDEX_BYTES + alive.live * RECORD_BYTES + 2 * alive.live_bytes + 4096
             part, whole = (alive.live_bytes, file.bytes) if file.kind == PACK else (alive.live, alive.seqs)
             dead = part * 1000 <= whole * LIVE_PERMILLE_MAX
@@ -147,9 +149,31 @@ class Upkeep:
                 found.append(file)
         return found
 
-    def rewrite_one(self) -> bool:
-        """Make one file anew that is mostly dead; tell whether there was one."""
-        return any((file.number, file.serial) not in self._refused and self.make_anew(file) for file in self.dead_files())
+    def half_dead_files(self) -> list[tuple[File, int]]:
+        """Files that give back a quarter of themselves or more, and how much they take anew; first those that give the most for what they take."""
+        found = []
+        for file, alive in self._tallied():
+            left = alive.seqs * INDEX_BYTES + alive.live * RECORD_BYTES + alive.live_bytes + 4096
+            freed = file.bytes - left
+            # What is left of one that was made is what it is, whatever the reckoning says, until more of it is dead.
+            made = self._made.get((file.kind, file.topic_id, file.name, file.edition))
+            changed = made is None or alive.live_bytes * FULL_FREED_SHARE <= made * (FULL_FREED_SHARE - 1)
+            if changed and freed >= max(file.bytes // FULL_FREED_SHARE, FULL_FREED_BYTES_MIN):
+                found.append((file, left, alive.live_bytes))
+        found.sort(key=lambda each: each[1] / each[0].bytes)
+        return [(file, left) for file, left, _bytes in found]
+
+    def _tallied(self) -> Iterator[tuple[File, upkeep.Live]]:
+        live = dict(upkeep.tally(self.shared))
+        for file in upkeep.listed(self.shared):
+            if file.kind != COLD and file.number in live and (file.number, file.serial) not in self._refused:
+                yield file, live[file.number]
+
+    def rewrite_one(self, *, full: bool = False) -> bool:
+        """Make one file anew that is mostly dead; tell whether there was one. `full`: the disk is, and a quarter of a file is worth it."""
+        if any(self.make_anew(file) for file in self.dead_files()):
+            return True
+        return full and any(self.have_room(left) and self.make_anew(file) for file, left in self.half_dead_files())
 
     def _again(self, number: int, serial: int) -> None:
         for file in upkeep.listed(self.shared):
@@ -164,6 +188,8 @@ class Upkeep:
         try:
             rows = self._own(file, ranges[0], mend) if file.kind == OWN else self._pack(file, ranges, mend)
         except (SegmentError, OSError) as wrong:
+            if isinstance(wrong, OSError) and wrong.errno in NO_ROOM:
+                return False  # tried again once there is
             self._refused.add((file.number, file.serial))
             log.error("not made anew", path=str(path_of(self.data_dir, file)), why=str(wrong))
             return False
@@ -174,12 +200,20 @@ class Upkeep:
         if done:
             self.figures.add("rewrites")
             self.figures.add("rewritten_bytes", file.bytes)
+            self._note_made(rows)
             log.info("made anew", path=str(path_of(self.data_dir, file)), bytes=file.bytes, rows=done)
             if mend:
                 self.damage.mended(file)
         if done < len(rows):
             self._refused.add((file.number, file.serial))
         return done > 0
+
+    def _note_made(self, rows: Ranges) -> None:
+        named = FILE.unpack_from(rows[0][3], ROW.size)
+        kind, topic_id, name, edition = named[7], named[1], named[2], named[3]
+        known = {(file.kind, file.topic_id, file.name, file.edition) for file in upkeep.listed(self.shared)}
+        self._made = {key: live for key, live in self._made.items() if key in known}
+        self._made[kind, topic_id, name, edition] = sum(ROW.unpack_from(new)[3] for _slot, _topic_id, _old, new in rows)
 
     def _own(self, file: File, one: tuple[int, int, bytes, bytes], mend: bool) -> Ranges:
         slot, topic_id, body, deleted = one

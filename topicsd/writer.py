@@ -26,7 +26,7 @@ from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
 from topicsd.figures import Figures
 from topicsd.processes import keep_memory
-from topicsd.room import wanted_bytes
+from topicsd.room import file_bytes, full_bytes, wanted_bytes
 from topicsd.store import LockedError, Store, StoreOptions
 
 if TYPE_CHECKING:
@@ -93,10 +93,11 @@ def options_of(settings: Settings) -> StoreOptions:
         shards=settings.log_shards,
         group_commit_ms=settings.group_commit_ms,
         direct_io=settings.log_direct,
-        file_bytes=settings.log_file_bytes,
+        file_bytes=file_bytes(settings),
         ephemeral_bytes_max=settings.ephemeral_bytes_max,
         keys_max=settings.max_idempotency_keys,
         seal_reserve_bytes=wanted_bytes(settings),
+        full_bytes=full_bytes(settings),
         engine=Options(topics_max=settings.max_topics, bytes_max=settings.max_total_bytes, routers_max=settings.max_routers),
         checkpoint=CheckpointOptions(settings.checkpoint_bytes, settings.checkpoint_ms, settings.log_archive_dir),
     )

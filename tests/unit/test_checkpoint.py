@@ -1038,3 +1038,18 @@ def test_files_that_can_not_be_let_go_are_let_go_later(tmp_path: Path, clock: Fa
     engine.kill()
     assert engine.read_all("t") == before
     engine.close()
+
+
+def test_a_writer_that_has_read_the_log_at_its_start_lets_go_of_files_that_have_gone(tmp_path: Path) -> None:
+    library = Library(str(tmp_path), FakeClock(), file_bytes=64 << 10)
+    for _ in range(30):
+        library.append("t", [{"data": "x" * 8000, "tag": "a"}])
+    library.checkpoint()
+    library.kill()  # the tags of what a snapshot holds are read from the log
+    library.drop("t")
+    had = library.log_files()
+    for _ in range(3):
+        library.checkpoint()
+    assert library.log_files() < had
+    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line and "(deleted)" in line] == []
+    library.close()

@@ -15,7 +15,7 @@ from topicsd import errors, keeper, limits
 from topicsd.api import sealing
 from topicsd.figures import Figures
 from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, LOOK_S, PACE, Flood, Keeper, Line
-from topicsd.segments.sealing import Done, Policy
+from topicsd.segments.sealing import MIB, Done, Policy
 
 
 def a_line() -> Line:
@@ -111,15 +111,16 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
         (folder / f"{first:020d}.log").write_bytes(bytes(8))
     line, asked = {"read_only": 0, "written": 3500}, list[Any]()
     one = Keeper.__new__(Keeper)
-    one.settings = SimpleNamespace(data_dir=tmp_path, log_file_bytes=4096)  # type: ignore[assignment]
+    one.settings = SimpleNamespace(data_dir=tmp_path)  # type: ignore[assignment]
+    one.full_bytes = 4096
     one.shared = SimpleNamespace(shard=lambda _number: line)  # type: ignore[assignment]
     made = Done(segments=1)
     one.rounds = SimpleNamespace(  # type: ignore[assignment]
         policy=Policy(log_bytes_max=1 << 30),
         make_room=lambda behind, _now: asked.append(behind) or made,
-        round=lambda _now: asked.append("all") or Done(), room=lambda: room[0],
+        round=lambda _now: asked.append("all") or Done(), room=lambda: room[0], gains=lambda size: gained.append(size) or size != 3499,
     )  # fmt: skip
-    filled, room = list[int](), [4096]
+    filled, room, gained = list[int](), [4096], list[int]()
     one.reserve = SimpleNamespace(fill=filled.append, missing=lambda: 0)  # type: ignore[assignment]
     one._round(0)
     assert asked.pop() == "all" and not asked
@@ -128,6 +129,7 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
     assert asked.pop() == "all" and not asked, "another failure than a full disk"
     line["read_only"] = errno.ENOSPC
     one._round(0)
+    assert gained == [3500], "all of the log"
     assert filled == [4096] * 2, "what is sealed for want of room has it first"
     assert asked == [[2500, 500]], "the first file ends 2500 bytes behind the log's end; the one that is written holds nobody up"
     made.segments = 0
@@ -136,9 +138,12 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
     line["read_only"], made.segments, room[0] = 0, 1, 4095
     one._round(0)
     assert asked[3:] == [[2500, 500]], "there is no room for the next file"
+    line["written"] = 3499
+    one._round(0)
+    assert asked[4:] == ["all"], "segments would take as much as the log gives back"
     one.rounds.policy = Policy(0, 0, 0)
     one._round(0)
-    assert asked[4:] == ["all"], "sealing is off"
+    assert asked[5:] == ["all"], "sealing is off"
 
 
 def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +165,12 @@ def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeyp
         asyncio.run(sealing.seal(context, "t"))
     one._tell_room(Done())
     assert asyncio.run(sealing.seal(context, "t"))["sealed"] is False
+
+
+def test_what_is_made_anew_on_a_full_disk_has_room_of_what_was_set_aside_or_is_left(tmp_path: Path) -> None:
+    one, kept = Keeper.__new__(Keeper), [MIB] * 3
+    one.rounds = SimpleNamespace(room=lambda: (3 - len(kept)) * MIB)  # type: ignore[assignment]
+    one.reserve = SimpleNamespace(held=lambda: len(kept) * MIB, give=lambda: bool(kept and kept.pop()))  # type: ignore[assignment]
+    assert not one._have_room(3 * MIB) and len(kept) == 3, "not even with all of it: nothing is given"
+    assert one._have_room(MIB) and len(kept) == 1
+    assert one._have_room(MIB) and len(kept) == 1, "there is room"

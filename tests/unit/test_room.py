@@ -12,21 +12,57 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
-from topicsd.room import BYTES_MAX, GIVEN_BYTES, Reserve, wanted_bytes
+from topicsd import room, snapshot
+from topicsd.room import BYTES_MAX, FILE_BYTES_MIN, GIVEN_BYTES, Reserve, file_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.snapshot import FOLDER, missing_reserve
 
 MIB = 1 << 20
 
 
-def sizes(**changed: int) -> Any:
-    return SimpleNamespace(**{"log_file_bytes": MIB, "segment_max_events": 1, "segment_max_bytes": 1, "segment_max_age_ms": 1} | changed)
+def sizes(**changed: Any) -> Any:
+    given = {"log_file_bytes": MIB, "segment_max_events": 1, "segment_max_bytes": 1, "segment_max_age_ms": 1, "data_dir": Path("/")}
+    return SimpleNamespace(**given | changed)
 
 
-def test_two_log_files_are_set_aside_and_none_where_nothing_is_sealed() -> None:
-    assert wanted_bytes(sizes()) == 2 * MIB
-    assert wanted_bytes(sizes(log_file_bytes=1 << 40)) == BYTES_MAX
-    assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0)) == 2 * MIB
-    assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0, segment_max_age_ms=0)) == 0
+def test_two_log_files_or_an_eighth_of_the_disk_are_set_aside_and_none_where_nothing_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for disk, wanted in ((8 * MIB, 2 * MIB), (40 * MIB, 5 * MIB), (1 << 40, BYTES_MAX)):
+        monkeypatch.setattr(room, "disk_bytes", lambda _path, disk=disk: disk)
+        assert wanted_bytes(sizes()) == wanted
+        assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0)) == wanted
+        assert wanted_bytes(sizes(segment_max_events=0, segment_max_bytes=0, segment_max_age_ms=0)) == 0
+
+
+def test_log_files_and_segments_are_small_where_the_disk_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_set = sizes(log_file_bytes=64 * MIB, segment_max_bytes=64 * MIB)
+    for disk, file, full in (
+        (8, FILE_BYTES_MIN, FILE_BYTES_MIN),
+        (160, 5 * MIB, 10 * MIB),
+        (2048, 64 * MIB, 64 * MIB),
+        (1 << 20, 64 * MIB, 64 * MIB),
+    ):
+        monkeypatch.setattr(room, "disk_bytes", lambda _path, disk=disk: disk * MIB)
+        assert (file_bytes(as_set), segment_bytes(as_set), full_bytes(as_set)) == (file, file, full)
+        assert file_bytes(sizes()) == MIB and segment_bytes(sizes(segment_max_bytes=0)) == 0
+    monkeypatch.setattr(room, "disk_bytes", lambda _path: 160 * MIB + 4095 * room.FILE_SHARE)
+    assert file_bytes(as_set) == 5 * MIB, "whole pages"
+
+
+def test_a_disk_is_known_before_the_data_directory_is_made(tmp_path: Path) -> None:
+    assert room.disk_bytes(tmp_path / "not" / "yet") == room.disk_bytes(tmp_path) > 0
+
+
+def test_what_is_set_aside_for_a_snapshot_grows_with_what_it_will_hold(tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path)
+    snapshot.reserve(tmp_path, files, 1000)
+    assert missing_reserve(tmp_path) == missing_reserve(tmp_path, 1000) == 0
+    short = missing_reserve(tmp_path, 4 * MIB)
+    assert 4 * MIB < short < 6 * MIB, "until it is there the log leaves so much alone"
+    snapshot.reserve(tmp_path, files, 4 * MIB)
+    assert missing_reserve(tmp_path, 4 * MIB) == 0
+    reserved = snapshot.reserve_path(tmp_path).stat()
+    assert reserved.st_blocks * 512 >= 5 * MIB, "room, not a hole"
+    snapshot.reserve(tmp_path, files, 1000)
+    assert snapshot.reserve_path(tmp_path).stat().st_size == reserved.st_size
 
 
 def test_it_takes_what_is_free_until_it_has_all_and_gives_it_back_piece_by_piece(tmp_path: Path) -> None:

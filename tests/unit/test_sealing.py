@@ -517,3 +517,65 @@ def test_a_full_log_is_sealed_with_room_that_was_set_aside_and_nothing_else_is(t
     assert library.log_files() < had
     assert library.diff("held", limit=1000)["records"] == before
     library.close()
+
+
+def test_what_stands_behind_deleted_records_holds_a_full_log_and_is_sealed(tmp_path: Path, clock: FakeClock) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=256 << 10)
+    library.append("held", [{"data": "first"}])
+    library.seal("held")
+    for n in range(40):
+        library.append("held", [{"data": f"{n:04d}" + "x" * 500, "tag": "live" if n % 8 == 7 else "dead"} for _ in range(20)])
+    library.sequencer.sync()
+    assert library.delete("held", match=["tag", "Eq", "dead"])["deleted"] == 700
+    rounds = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30)
+    before, had = library.diff("held", limit=1000)["records"], library.log_files()
+    while rounds.make_room(behind(library), clock.wall_ms()).segments:
+        pass
+    for _ in range(3):
+        library.checkpoint()
+    assert library.log_files() < min(had, 3)
+    assert library.diff("held", limit=1000)["records"] == before
+    library.close()
+
+
+def test_what_was_set_aside_is_not_spent_before_something_was_deleted_and_then_on_the_oldest_file_alone(tmp_path: Path, clock: FakeClock) -> None:
+    library = Library(str(tmp_path), clock, file_bytes=256 << 10)
+    for _ in range(60):
+        for name in ("a", "b", "c"):
+            library.append(name, [{"data": "x" * 300, "tag": name} for _ in range(20)])
+    library.sequencer.sync()
+    rounds = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30)
+    written = int(str(library.shared.shard(0)["written"]))
+    assert not rounds.gains(written), "segments have an index, too"
+    library.drop("a")
+    library.delete("b", match=["tag", "Eq", "b"], before_seq=1100)
+    assert rounds.gains(written)
+    oldest = behind(library)[0]
+    done = rounds.make_room([oldest], clock.wall_ms())
+    assert 0 < done.records < 300, "of two thousand: some twenty kilobytes of b, and what of c stands in the first file"
+    assert rounds.make_room([oldest], clock.wall_ms()).segments == 0
+    library.seal("c")
+    assert library.rows("c")[-1][1] == 1200, "who asks has all of it"
+    library.close()
+
+
+def test_a_batch_that_is_larger_than_what_a_piece_needs_has_all_that_was_set_aside(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=1 << 20)
+    for n in range(4):
+        library.append("held", [{"data": f"{n}" + "x" * 10_000} for _ in range(60)])
+    library.sequencer.sync()
+    before = library.diff("held", limit=1000)["records"]
+    rounds, kept = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30), [256 << 10] * 8
+    files.space = files.used()
+
+    def give() -> bool:
+        files.space += kept[-1] if kept else 0
+        return bool(kept and kept.pop())
+
+    rounds.room, rounds.give = lambda: files.space - files.used(), give
+    done = rounds.make_room(behind(library), clock.wall_ms())
+    assert done.segments and len(kept) < 7, "600 kB are sealed as a whole"
+    files.space = None
+    assert library.diff("held", limit=1000)["records"] == before
+    library.close()

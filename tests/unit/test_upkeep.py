@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,49 @@ def test_a_row_that_has_changed_meanwhile_is_not_replaced(library: Library) -> N
     library.drop("t")
     library.put("t")
     assert second.replace(kept) == ["dead"]
+
+
+def test_on_a_full_disk_a_file_of_which_a_quarter_is_dead_is_made_anew_once(library: Library) -> None:
+    for name in ("t", "u"):
+        library.put(name)
+        fill(library, name, 1000, live_every=3 if name == "t" else 20)
+        library.seal(name)
+        kill_off(library, name)
+    before, bytes_before = seen(library, "t", "u"), disk(library)
+    care, asked = keeper(library), list[int]()
+    assert not care.rewrite_one(), "there is room"
+    care.have_room = lambda size: asked.append(size) or False
+    assert not care.rewrite_one(full=True) and care.figures.get("rewrites") == 0, "no room to make it"
+    assert asked[0] < 100_000 < 300_000 < asked[1] < 600_000, "first what takes the least for what it gives"
+    care.have_room = lambda _size: True
+    care.is_full = lambda: True
+    for now_ms in range(5):
+        care.step(now_ms, 0)
+    assert care.figures.get("rewrites") == 2 and not care.rewrite_one(full=True), "what is left of them is alive"
+    assert seen(library, "t", "u") == before
+    library.checkpoint()
+    library.checkpoint()
+    assert disk(library) < bytes_before // 4
+    library.kill()
+    assert seen(library, "t", "u") == before
+    library.stop()
+    assert fsck(Path(library.directory)).problems == []
+
+
+def test_what_finds_no_room_to_be_made_anew_is_tried_again(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.put("t")
+    fill(library, "t", 1000, live_every=3)
+    library.seal("t")
+    kill_off(library, "t")
+    care, own = keeper(library), Upkeep._own
+
+    def full(*_given: Any) -> Any:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Upkeep, "_own", full)
+    assert not care.rewrite_one(full=True)
+    monkeypatch.setattr(Upkeep, "_own", own)
+    assert care.rewrite_one(full=True)
 
 
 def test_nothing_is_made_anew_where_that_is_switched_off_or_not_worth_it(library: Library) -> None:

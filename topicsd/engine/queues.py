@@ -68,6 +68,11 @@ class Queues:
         """Say where records are read from."""
         self.shared, self.directory, self._reader = shared, directory, None
 
+    def sweep(self) -> None:
+        """Unmap files that have been retired."""
+        if self._reader is not None:
+            self._reader.sweep()
+
     # ---- turns, time -------------------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:

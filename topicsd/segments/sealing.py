@@ -23,6 +23,9 @@ Publish = Callable[[list[Row]], list[str]]
 ROOM_SHARE = 4  # a piece of a tail takes at most this part of what the disk has free,
 PIECE_BYTES_MIN = 64 << 10  # and is tried down to this size: less is not worth three files
 ROOM_MIN = ROOM_SHARE * PIECE_BYTES_MIN  # with less, what holds a full log is sealed with room that was set aside
+INDEX_BYTES = 25  # of a seq in a segment's index: dead ones keep their place there
+RECORD_BYTES = 64  # of a record beside its payload
+LOSS_SHARE = 16  # of the log is frames that are no records, and rests of files
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 RECORD_WEIGHT = 256  # bytes of log: the index of so much is a tenth of it (24 B a record)
 
@@ -95,12 +98,18 @@ class Rounds:
         try:
             for bytes_behind in behind:
                 self.policy = replace(usual, only_behind=True, log_bytes_max=bytes_behind)
+                self.sealer.behind = bytes_behind  # what else there is holds another file, and takes room meanwhile
                 done = self.round(now_ms)
                 if done.segments or done.no_room:
                     break
         finally:
-            self.policy = usual
+            self.policy, self.sealer.behind = usual, 0
         return done
+
+    def gains(self, log_bytes: int) -> bool:
+        """Tell whether a full log of so many bytes gives back more than segments of what is live in it take: not before something was deleted."""
+        records, seqs, size = self.sealer.tails()
+        return size + records * RECORD_BYTES + seqs * INDEX_BYTES <= log_bytes - log_bytes // LOSS_SHARE
 
     def round(self, now_ms: int) -> Done:
         """Seal everything that is due now."""
@@ -144,10 +153,12 @@ class Rounds:
 
     def seal_all(self, slot: int, topic_id: int) -> None:
         """Seal whatever of a topic can be sealed: somebody asked."""
+        behind, self.sealer.behind = self.sealer.behind, 0
         while self.alive():
             body = self._one(slot, topic_id)
             if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
-                return
+                break
+        self.sealer.behind = behind
 
     def _pack(self, small: list[tuple[int, int]]) -> None:
         at = 0
@@ -218,6 +229,8 @@ class Rounds:
         while most > PIECE_BYTES_MIN:
             most = max(most // 4, PIECE_BYTES_MIN)
             yield most
+        while self.policy.only_behind and self.give():
+            yield most  # a batch is sealed as a whole
 
     def _failed(self, slot: int, topic_id: int, wrong: Exception) -> None:
         self.done.failed.append(f"topic {topic_id}: {wrong}")
