@@ -3,17 +3,18 @@
 from libc.errno cimport EIO, ENOMEM
 from libc.string cimport memcpy, memset
 
-from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_relaxed_64
+from topicsd._native.atomics cimport fence_acquire, load_acquire_32, load_acquire_64, load_relaxed_64, store_relaxed_64
 from topicsd._native.copies cimport wait_for_copies
 from topicsd._native.index cimport view_entries, view_flags, view_lower_bound_ts
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, index_entry, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, LOSS_CAP, LOSS_MIXED, LOSS_TTL, SEGMENT_FILES_MAX, SUSPECT_TRUE, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, index_entry,
+    segment_row, topic_slot,
 )
 from topicsd._native.priority cimport effective_priority
 from topicsd._native.render cimport (
     CONFIG_BYTES_MAX, PERFORMANCE_BYTES_MAX, buffer_need, put_bytes, put_config, put_i64, put_ms, put_text, put_u64,
 )
-from topicsd._native.sealed cimport sealed_turn
+from topicsd._native.sealed cimport SEGMENT_KIND_COLD, Rows, rows_of_view, sealed_turn
 from topicsd._native.table cimport VIEW_GONE, config_dead_letter, view_still, view_take
 
 cdef enum:
@@ -86,17 +87,42 @@ cdef int _expire(const Regions *regions, const TopicView *view, uint64_t cutoff_
     return _first_live(regions, view, bound, out)
 
 
-cdef int _pass_damage(const Regions *regions, const TopicView *view, Floors *out) noexcept nogil:
+cdef uint64_t _lost_through(const Regions *regions, const TopicView *view, uint64_t seq, uint64_t unreadable) noexcept nogil:
+    """The end of a damaged row of the cold tier of which nobody can read anything, as far as the counts tell; or 0.
+
+    No row has more that is unreadable than it has live records: when all damaged ones together have as many, each of them is lost whole.
+    """
+    cdef Rows rows
+    cdef segment_row row
+    cdef uint64_t live = 0, through = 0
+    cdef uint32_t number
+    if seq > view.sealed_through or rows_of_view(regions, view, &rows) != 0:
+        return 0
+    for number in range(rows.count):
+        row = rows.at[number]
+        if row.file == 0 or row.file >= SEGMENT_FILES_MAX or load_acquire_32(&regions.segment_files[row.file].suspect) != <uint32_t>SUSPECT_TRUE:
+            continue
+        live += row.live
+        if row.first_seq <= seq <= row.last_seq and regions.segment_files[row.file].kind == <uint32_t>SEGMENT_KIND_COLD:
+            through = row.last_seq
+    return through if live == unreadable >> UNREADABLE_BYTES_BITS else 0
+
+
+cdef int _pass_damage(const Regions *regions, const TopicView *view, uint64_t unreadable, Floors *out) noexcept nogil:
     """Find the first live seq that can be read; readers are told what is before it, so `earliest` stays."""
     cdef index_entry entries[CHUNK]
-    cdef uint64_t seq = out.earliest
+    cdef uint64_t seq = out.earliest, lost
     cdef uint32_t number, count = 1    # nearly always it is the first
     cdef int status
     while seq <= out.head:
         count = <uint32_t>min(out.head + 1 - seq, <uint64_t>count)
         status = view_entries(regions, view, seq, count, entries)
         if status == -EIO:    # nobody knows now: it is in the cold tier, or the disk has just refused it
-            break
+            lost = _lost_through(regions, view, seq, unreadable)
+            if lost == 0:
+                break
+            seq, count = lost + 1, 1
+            continue
         if status != 0:
             return READ_STALE
         for number in range(count):
@@ -130,7 +156,7 @@ cdef int floors_take(const Regions *regions, uint32_t slot, const TopicView *vie
             return status
         out.evict_floor = max(out.cap_lost, max(out.ttl_lost, out.hole_lost)) + 1
     out.readable = out.earliest
-    return _pass_damage(regions, view, out) if load_relaxed_64(&topic.unreadable) else <int>READ_OK
+    return _pass_damage(regions, view, load_relaxed_64(&topic.unreadable), out) if load_relaxed_64(&topic.unreadable) else <int>READ_OK
 
 
 cdef uint32_t loss_reason_of(const Floors *floors, uint64_t gap_from) noexcept nogil:

@@ -49,6 +49,7 @@ def missed(core: EngineCore) -> int:
 def tally(shared: Shared) -> list[tuple[int, Live]]:
     """What is alive in each file that a row leads into, by its number."""
 
+def firsts(shared: Shared, number: int) -> list[tuple[int, int]]: ...
 def ranges(shared: Shared, number: int) -> list[tuple[int, int, bytes, bytes]]:
     """The rows that lead into a file: [(slot, topic id, struct segment_body, a byte for each seq: 0xD5 where it is deleted, else 0)]."""
 

@@ -236,6 +236,21 @@ cdef uint64_t _next_slot(const Regions *regions, uint64_t slot, uint64_t high, u
     return high
 
 
+def firsts(Shared shared not None, uint32_t number):
+    """Return the first retained seq of each topic that has a row leading into a file: what stands before it is gone, whatever its row says."""
+    cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)
+    cdef list out = []
+    if number == 0:
+        return out
+    while True:
+        with nogil:
+            slot = _next_slot(&shared.r, slot, high, number)
+        if slot == high:
+            return out
+        out.append((slot, load_relaxed_64(&shared.r.table[slot].earliest)))
+        slot += 1
+
+
 def ranges(Shared shared not None, uint32_t number):
     """Return the rows that lead into a file, each with a byte for each of its seqs: 0xD5 where it is deleted."""
     cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)

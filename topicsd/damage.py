@@ -23,6 +23,7 @@ from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import cold_name
+from topicsd.segments.cold_counts import ColdCounts
 from topicsd.segments.rows import COLD
 from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
@@ -51,6 +52,7 @@ class Damage:
     ) -> None:
         self.shared, self.data_dir, self.figures, self.items, self.show = shared, data_dir, figures, items, show
         self.log_is_suspect = False  # somebody could not read it
+        self.cold: ColdCounts | None = None  # how much of what the cold tier has damaged nobody can read
         self.remake: set[tuple[int, int]] = set()  # (number, serial) of files with an index or tags that can be made again
         self.file_of: dict[Path, File] = {}  # by the path that names a file
         self._found: dict[Key, Identity | None] = {}  # in this pass
@@ -131,7 +133,7 @@ class Damage:
             self.look_at_log()
             self._log_met, self.log_is_suspect = log_met, False
             self.figures.set("log_damage_looked", log_met)
-        if mono_ms >= self._count_at_ms:
+        if mono_ms >= self._count_at_ms or (self.cold is not None and self.cold.arrived()):
             started_s = time.monotonic()
             self._count()
             self._count_at_ms = mono_ms + max(COUNT_EVERY_MS, int(COUNT_SHARE * 1000 * (time.monotonic() - started_s)))
@@ -198,7 +200,11 @@ class Damage:
     def _count(self) -> None:
         """Say how much of each topic no reader can have."""
         totals: dict[tuple[int, int], list[int]] = {}
-        unreadable = [upkeep.unreadable(self.shared, file.number) for file in upkeep.suspects(self.shared, DAMAGED)]
+        damaged = upkeep.suspects(self.shared, DAMAGED)
+        in_cold = [file for file in damaged if file.kind == COLD] if self.cold is not None else []
+        alive = dict(upkeep.tally(self.shared)) if in_cold else {}
+        unreadable = [upkeep.unreadable(self.shared, file.number) for file in damaged if file not in in_cold]
+        unreadable += [self.cold.of(file, alive.get(file.number)) for file in in_cold if self.cold is not None]
         for slot, topic_id, records, size in chain(log_damage.unreadable(self.shared), *unreadable):
             total = totals.setdefault((slot, topic_id), [0, 0])
             total[0] += records

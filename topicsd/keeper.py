@@ -27,6 +27,7 @@ from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
 from topicsd.room import Reserve, free_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.segments.cold import ColdError
+from topicsd.segments.cold_counts import ColdCounts
 from topicsd.segments.cold_tier import open_tier
 from topicsd.segments.sealing import NO_ROOM, PIECE_BYTES_MIN, Done, Policy, Rounds, Row
 from topicsd.settings import Settings
@@ -264,6 +265,7 @@ class Keeper:
         except ColdError as wrong:
             log.error("no cold tier", why=str(wrong))
             return None
+        self.upkeep.damage.cold = ColdCounts(self.shared, cold)
         return Relocation(
             self.shared, settings.data_dir, cold, Retain(settings.hot_retain_segments, settings.hot_retain_bytes), self._replace,
             lambda: line.call({"op": "segment.cold_gone"})["files"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +27,7 @@ from topicsd.cli.fsck import fsck as fsck_command
 from topicsd.lake.export import Exporter
 from topicsd.lake.sources import DirectorySource
 from topicsd.segments.cold import MARKER, Cold, ColdError, ColdMissingError, FolderCold, open_cold
+from topicsd.segments.cold_counts import ColdCounts
 from topicsd.segments.cold_tier import ANOTHER, UNKNOWN, UNMARKED, ColdAwayError, KnownCold, open_tier
 from topicsd.segments.fsck import fsck
 
@@ -274,3 +278,108 @@ def test_what_a_tier_had_lost_when_the_backup_was_made_is_corrupt_in_the_restore
     assert care.figures.get("damaged") == 1
     assert again.state("t")["count"] == 300
     again.close()
+
+
+# ---- what a tier has lost is not counted
+
+
+class AsAWorker:
+    """What of an object is not there reads as zeroes."""
+
+    def __init__(self, cold: Cold) -> None:
+        self._cold = cold
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        try:
+            return self._cold.read(name, offset, length).ljust(length, b"\0")
+        except ColdMissingError:
+            return bytes(length)
+
+
+def ruin(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:100_000] if how == "cut" else whole[:400] + bytes([whole[400] ^ 1]) + whole[401:])
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
+def test_what_nobody_can_read_of_the_cold_tier_is_left_out_of_the_counts(library: Library, tmp_path: Path, how: str) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    library.cold = AsAWorker(open_tier(str(place), Path(library.directory)))  # type: ignore[assignment]
+    ruin(sorted(place.rglob("*.data"))[0], how)
+    care = library.upkeep()
+    care.step(0, 0)
+    assert library.state("t")["count"] == 400, "nobody knows"
+    records, tombstones = library.read_all("t")
+    assert [each["reason"] for each in tombstones] == ["corrupt"] and 300 <= len(records) < 400
+    care.damage.cold = ColdCounts(library.shared, open_tier(str(place), Path(library.directory)))
+
+    def told() -> bool:
+        care.step(next(times), 0)
+        state = library.state("t")
+        sizes = sum(len(json.dumps(record["data"])) for record in records)
+        return (state["count"], state["bytes"], state["earliest"]) == (len(records), sizes, records[0]["$seq"])
+
+    times = iter(range(3000, 3_000_000, 3000))
+    until(told)
+    library.delete("t", before_seq=records[5]["$seq"])
+    records = records[5:]
+    until(told)
+    care.damage.cold.close()
+
+
+def until(check: Any) -> None:
+    end_s = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_store_that_does_not_answer_leaves_the_counts_as_they_are_and_keeps_nobody_waiting(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    lost = next(file for file in upkeep.listed(library.shared) if file.name == 1)
+    upkeep.suspect(library.shared, lost.number, lost.serial, upkeep.MET)  # another worker has read it
+    ruin(sorted(place.rglob("*.data"))[0], "missing")
+    cold, asked, answers = open_tier(str(place), Path(library.directory)), list[str](), threading.Event()
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        asked.append(name)
+        answers.wait(30)
+        return cold.read(name, offset, length)
+
+    care = library.upkeep()
+    care.damage.cold = ColdCounts(library.shared, SimpleNamespace(read=read))  # type: ignore[arg-type]
+    for n in range(5):
+        care.step(n * 3000, 0)
+    until(lambda: len(asked) == 1)
+    assert library.state("t")["count"] == 400
+    answers.set()
+    until(lambda: (care.step(15_000, 0), library.state("t")["count"])[1] == 300)
+    care.damage.cold.close()
+
+
+def test_the_first_record_behind_a_lost_object_is_known_without_asking_the_tier(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    state = library.state("t")
+    slot = library.sequencer.find(b"t")
+    topic_id = library.sequencer.topic(slot)["topic_id"]
+    lost = next(file for file in upkeep.listed(library.shared) if file.name == 1)
+    upkeep.suspect(library.shared, lost.number, lost.serial, upkeep.MET)  # another worker has read it
+    care, size = library.upkeep(), state["bytes"] // 4
+    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, alive.live, size)], arrived=lambda: False)  # type: ignore[assignment]
+    care.step(0, 0)
+    now = library.state("t")
+    assert (now["count"], now["earliest"]) == (300, 101)
+    assert now["bytes"] == state["bytes"] - size
+    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, 5, 100)], arrived=lambda: False)  # type: ignore[assignment]
+    care.step(3000, 0)
+    now = library.state("t")
+    assert (now["count"], now["earliest"]) == (395, 1), "some of it is there"
