@@ -108,6 +108,12 @@ class Topic:
                 seq = row.last_seq + 1
         return seq
 
+    def there(self, first_seq: int, last_seq: int) -> Iterator[tuple[str, int, int]]:
+        """What of first_seq .. last_seq stands in segments that have records: where, and the seqs."""
+        for row in overlapping(self.rows, first_seq, last_seq):
+            if row.file and row.records:
+                yield f"{row.file}@{row.data_offset}", row.first_seq, row.last_seq
+
     def pending_bytes(self, first_seq: int) -> int:
         """About what its segments have from first_seq on."""
         out = 0

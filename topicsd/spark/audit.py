@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,9 @@ from topicsd.spark import plan
 from topicsd.spark.ingest import due
 from topicsd.spark.lakes import Lake, lake_of
 from topicsd.spark.live import Listing
+from topicsd.spark.lost import Lost, ranges_of
 from topicsd.spark.options import Options
+from topicsd.spark.ranges import Held
 from topicsd.spark.reading import look, read
 from topicsd.spark.tables import LakeTable, topic_key
 from topicsd.spark.write import runs
@@ -40,18 +42,21 @@ class Day:
     quarantined: int = 0
     hash: str = ""  # of the records that both have: seqs and data
     missing: list[list[int]] = field(default_factory=list)  # ranges of seqs that the source has and the lake has not
+    repairable: list[list[int]] = field(
+        default_factory=list
+    )  # the same, but the quarantine names them as lost: an ingest from the source brings them
     doubled: list[list[int]] = field(default_factory=list)
     differing: list[list[int]] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)  # in which these differ
     unknown: list[list[int]] = field(default_factory=list)  # ranges of the lake's that the source has never had
-    deleted: int = 0  # of the source's: the lake has settled them without a record, and the server has deleted them
+    deleted: int = 0  # of the source's: that of the lake had deleted them before they could come
     gone: int = 0  # of the lake's: deleted, expired or evicted in the source since
     lost: list[list[int]] = field(default_factory=list)  # ranges that the source has lost, and the lake neither has nor names
 
     @property
     def clean(self) -> bool:
         """Nothing is lost, doubled, different or made up."""
-        return not (self.missing or self.doubled or self.differing or self.unknown or self.lost)
+        return not (self.missing or self.repairable or self.doubled or self.differing or self.unknown or self.lost)
 
     def line(self) -> dict[str, Any]:
         """As a line of JSON has it; of long lists the beginning."""
@@ -62,7 +67,7 @@ class Day:
 class Audit:
     """A table and its quarantine, beside a source. Raises what reading raises, TableError.
 
-    server: of an export; what it has deleted by now need not have come to a table that was filled from both.
+    server: of an export; what it had deleted need not have come to a table that was filled from both.
     """
 
     def __init__(self, table: Path | Lake, options: Options, server: Options | None = None) -> None:
@@ -73,29 +78,44 @@ class Audit:
         self._bad = _Side(lake_of(table).quarantine(), ["topic", "epoch", "seq", *COMPARED, "_kind", "seq_end", "_err"])
         self._next: dict[tuple[str, str], int] = {}  # by topic and epoch: seqs from there on have never been
         self._held = lake_of(table).table().held()[0]
+        self._named = Lost(lake_of(table).table(), lake_of(table).quarantine())
+        self._names_lost, self._names_deleted = self._named.named(), self._named.deleted()
         self._lost: dict[tuple[str, str], list[list[int]]] = {}
+        self._found: dict[tuple[str, str], Held] = {}  # what has come of what was lost
 
     def gaps(self) -> list[dict[str, Any]]:
-        """The ranges that the quarantine names as lost or damaged."""
+        """The ranges that the quarantine names as lost or damaged, but for what has come since."""
+        import pyarrow
         from pyarrow import compute
 
         out: list[dict[str, Any]] = []
         for key, day in self._bad.partitions():
             rows = self._bad.rows(key, day)
-            out += rows.filter(compute.not_equal(rows["_kind"], "bad")).drop_columns(list(COMPARED)).to_pylist()
-        return [{**row, "from": row.pop("seq"), "to": row.pop("seq_end"), "why": row.pop("_err")} for row in out]
+            out += rows.filter(compute.is_in(rows["_kind"], pyarrow.array(["gap", "corrupt"]))).drop_columns(list(COMPARED)).to_pylist()
+        told = ({**row, "from": row.pop("seq"), "to": row.pop("seq_end"), "why": row.pop("_err")} for row in out)
+        return [one for row in told for one in self._left(row)]
+
+    def _left(self, gap: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        topic, epoch, first = gap["topic"], gap["epoch"], gap["from"]
+        if gap["to"] is None:  # nobody knows how far it goes, but what the lake holds has come
+            yield gap | {"from": max([first, *(last + 1 for _, last in self._held.of(topic, epoch))])}
+            return
+        if (topic, epoch) not in self._found:
+            named = self._names_lost.of(topic, epoch)
+            self._found[topic, epoch] = self._named.found(topic, epoch, named[0][0], named[-1][1])
+        for begin, end in self._found[topic, epoch].missing(topic, epoch, first, gap["to"]):
+            yield gap | {"from": begin, "to": end}
 
     def days(self) -> Iterator[Day]:
         """Each day of each topic of the source; then those that the lake alone has."""
-        seen: set[tuple[str, str]] = set()
+        seen: set[Key] = set()
         for (topic, epoch, day), rows in self._source():
-            seen.add((topic_key(topic), day))
+            seen.add((topic, epoch, day))
             yield self._compare(Day(topic, epoch, day), rows)
-        for key, day in sorted(set(self._lake.partitions()) - seen):
-            rows = self._lake.rows(key, day)
-            for topic, epoch in sorted(set(zip(rows["topic"].to_pylist(), rows["epoch"].to_pylist(), strict=True))):
-                if matches(topic, self._options.topics):
-                    yield self._compare(Day(topic, epoch, day), rows.slice(0, 0))
+        for key, day in self._lake.partitions():
+            for topic, epoch in self._lake.topics(key, day):
+                if (topic, epoch, day) not in seen and matches(topic, self._options.topics):
+                    yield self._compare(Day(topic, epoch, day), self._lake.rows(key, day).slice(0, 0))
         for (topic, epoch), lost in self._lost.items():
             yield Day(topic, epoch, "", lost=lost)
 
@@ -136,21 +156,24 @@ class Audit:
                 self._lost.setdefault((topic, epoch), []).append([begin, end])
 
     def _deleted(self, topic: str, epoch: str, seqs: Any) -> Any:
-        """Which of these seqs the table holds, as its commits say, and the server has neither now nor lost: it was asked to delete them."""
-        import numpy
+        """Which of these seqs the source of the table had deleted before they could come: the quarantine says so, and the server has them no longer.
 
-        if self._server is None or len(seqs) == 0:
-            return seqs[:0]
+        Where the quarantine says nothing (tables of before): those that the table holds, as its commits say, and that the server has neither now nor
+        lost.
+        """
+        if len(seqs) == 0:
+            return seqs
         first, last = int(seqs[0]), int(seqs[-1])
+        there: list[tuple[int, int]] = []
         unsettled = list(self._held.missing(topic, epoch, first, last))
+        deleted = _inside(seqs, self._names_deleted.of(topic, epoch)) & ~_inside(seqs, unsettled)  # a job that was killed has settled nothing
+        if self._server is None:
+            return seqs[deleted]
         spans = plan.live_spans([plan.Cut(topic, int(epoch, 16), first, last + 1)], self._server)
         for batch in read(self._server, spans):
-            begins, ends = batch.column("seq").to_pylist(), batch.column("seq_end").to_pylist()
-            unsettled += [(begin, end or begin) for begin, end in zip(begins, ends, strict=True)]
-        deleted = numpy.ones(len(seqs), bool)
-        for begin, end in unsettled:
-            deleted[numpy.searchsorted(seqs, begin) : numpy.searchsorted(seqs, end, "right")] = False
-        return seqs[deleted]
+            for kind, begin, end in zip(*(batch.column(name).to_pylist() for name in ("_kind", "seq", "seq_end")), strict=True):
+                (there if kind == "record" else unsettled).append((begin, end or begin))
+        return seqs[(deleted | ~_inside(seqs, unsettled)) & ~_inside(seqs, there)]
 
     def _compare(self, out: Day, source: pyarrow.Table) -> Day:
         import numpy
@@ -166,11 +189,16 @@ class Audit:
         unique, first, counts = numpy.unique(here, return_index=True, return_counts=True)
         out.doubled = ranges_of(unique[counts > 1])
         absent = numpy.setdiff1d(there, unique)
+        named = _inside(absent, self._names_lost.of(out.topic, out.epoch))
+        out.repairable, absent = ranges_of(absent[named]), absent[~named]
         deleted = self._deleted(out.topic, out.epoch, absent)
         out.missing, out.deleted = ranges_of(numpy.setdiff1d(absent, deleted)), len(deleted)
         both, at_source, at_unique = numpy.intersect1d(there, unique, return_indices=True)
         alone = numpy.setdiff1d(unique, both)
-        never = (alone < 1) | (alone >= self._next.get((out.topic, out.epoch), 2**63 - 1))
+        never = alone >= self._next.get((out.topic, out.epoch), 2**63 - 1)
+        if self._options.path:  # an export may lag behind the server from which a table was filled, and has only the beginning of an older topic
+            never &= ~_inside(alone, self._held.of(out.topic, out.epoch))
+        never |= alone < 1
         out.unknown, out.gone = ranges_of(alone[never]), int((~never).sum())
         ours, theirs = lake.take(first[at_unique]), source.take(at_source)
         out.hash = hashed(both, theirs["data"])
@@ -207,12 +235,29 @@ class _Side:
             self._kept = (key, day), pyarrow.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
         return self._kept[1]
 
+    def topics(self, key: str, day: str) -> list[tuple[str, str]]:
+        """The topics and epochs of a partition."""
+        from pyarrow import parquet
+
+        parts = (parquet.read_table(path, columns=["topic", "epoch"], partitioning=None) for path in self._paths[key, day])
+        return sorted({(row["topic"], row["epoch"]) for part in parts for row in part.group_by(["topic", "epoch"]).aggregate([]).to_pylist()})
+
     def of(self, key: str, day: str, topic: str, epoch: str) -> pyarrow.Table:
         """Those of one topic: a key may be of two, and a name of two epochs."""
         from pyarrow import compute
 
         rows = self.rows(key, day)
         return rows.filter(compute.and_(compute.equal(rows["topic"], topic), compute.equal(rows["epoch"], epoch)))
+
+
+def _inside(seqs: Any, ranges: Iterable[tuple[int, int]]) -> Any:
+    """Which of ascending seqs stand in one of these ranges, as bools."""
+    import numpy
+
+    out = numpy.zeros(len(seqs), bool)
+    for begin, end in ranges:
+        out[numpy.searchsorted(seqs, begin) : numpy.searchsorted(seqs, end, "right")] = True
+    return out
 
 
 def differing(ours: Any, theirs: Any) -> Any:
@@ -228,16 +273,6 @@ def differing(ours: Any, theirs: Any) -> Any:
         return numpy.array([one != other for one, other in zip(ours.to_pylist(), theirs.to_pylist(), strict=True)], bool)
     nulls = compute.not_equal(ours.is_null(), theirs.is_null())
     return compute.or_(nulls, compute.fill_null(compute.not_equal(ours, theirs), False)).to_numpy()
-
-
-def ranges_of(seqs: Any) -> list[list[int]]:
-    """Ascending seqs as ranges."""
-    import numpy
-
-    if len(seqs) == 0:
-        return []
-    cuts = numpy.flatnonzero(numpy.diff(seqs) != 1)
-    return [[int(first), int(last)] for first, last in zip(seqs[[0, *(cuts + 1)]], seqs[[*cuts, len(seqs) - 1]], strict=True)]
 
 
 def hashed(seqs: Any, datas: Any) -> str:

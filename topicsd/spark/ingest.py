@@ -15,7 +15,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from topicsd.lake.manifest import Manifest, Topic
 from topicsd.spark import payloads, plan
 from topicsd.spark.lakes import Lake, lake_of
 from topicsd.spark.live import Listing, LiveTopic
+from topicsd.spark.lost import Lost
 from topicsd.spark.options import Options
 from topicsd.spark.ranges import Held, Range
 from topicsd.spark.reading import look, read
@@ -43,6 +44,7 @@ class Batch:
     seqs: int = 0  # of the source, with and without a record
     records: int = 0
     quarantined: int = 0
+    regained: int = 0  # records, among these, that had been named as lost
     recreated: int = 0  # topics that were deleted and made again: what the old ones had behind what came is not known
     files: int = 0
     bytes: int = 0
@@ -98,9 +100,9 @@ def missing(
 
 
 def due(topic: Topic | LiveTopic, held: Held) -> list[Topic | LiveTopic]:
-    """What a table is to have of all that the source has under a name: the newest, older ones that it has begun with, and what came behind these."""
+    """What a table is to have of all that the source has under a name: the newest, the oldest one that it has begun with, and what came between."""
     known = {int(epoch, 16) for epoch in held.epochs(topic.name)}
-    return [one for one in topic.epochs if one is topic or one.epoch in known or (known and one.epoch > max(known))]
+    return [one for one in topic.epochs if one is topic or (known and one.epoch >= min(known))]
 
 
 def recreated(parts: list[Part], held: Held) -> list[tuple[str, str, int]]:
@@ -161,6 +163,8 @@ class Ingest:
         self._root, self._bad_root = self._lake.table().path, self._lake.quarantine().path
         self._schema, self._cores, self._after = schema, cores, ""
         self._floors: Floors = {}
+        self._lost = Lost(self._lake.table(), self._lake.quarantine())
+        self._tried = Held()  # what was looked for among what is named as lost; the epochs have the file behind them
         self.query = self._name()
 
     def _name(self) -> str:
@@ -213,23 +217,70 @@ class Ingest:
         raise TableError(f"{self._root}: other writers are always faster")
 
     def _batch(self, found: Manifest | Listing) -> Batch | None:
-        began = time.monotonic()
         held, number = self._lake.table().held()
+        quarantined, bad_number = self._lake.quarantine().held()
+        while parts := self._still_there(found, held, bad_number):
+            batch = self._bring(found, parts, held, number, Held(), bad_number, again=True)
+            for part in parts:
+                self._try(found, part)
+            if batch is not None:
+                return batch
         parts = missing(found, held, self._options, self._limit, self._after, self._floors)
-        if not parts:
-            return None
+        return self._bring(found, parts, held, number, quarantined, bad_number) if parts else None
+
+    def _still_there(self, found: Manifest | Listing, held: Held, bad_number: int) -> list[Part]:
+        """What the quarantine names as lost, the table holds without a record, and the source may have; of each topic in one epoch."""
+        out: list[Part] = []
+        left = self._limit if self._limit is not None else 2**63
+        topics = plan.chosen(found, self._options)
+        epochs: dict[str, str] = {}
+        lost = self._lost.named(bad_number).ranges()  # of a job that was killed the table holds nothing: that comes as if it were new
+        for name, epoch, first, last in (part for one in lost for part in held.common(*one)):
+            mine = plan.of_epoch(topics[name], int(epoch, 16)) if name in topics else None
+            if mine is None or epochs.get(name, epoch) != epoch:
+                continue
+            for file, begin, end in mine.there(first, last):
+                if self._tried.covers(name, f"{epoch} {file}", begin, end):
+                    continue
+                come = self._lost.found(name, epoch, begin, end)
+                for _, _, at, until in come.ranges():
+                    self._tried.add(name, f"{epoch} {file}", at, until)
+                for at, until in self._tried.missing(name, f"{epoch} {file}", begin, end):
+                    if left <= 0:
+                        return out
+                    stop = min(until, at + left - 1)
+                    epochs[name] = epoch
+                    out.append(Part(name, epoch, at, stop))
+                    left -= stop - at + 1
+        return out
+
+    def _try(self, found: Manifest | Listing, part: Part) -> None:
+        """Remember that a range has been looked for: what has not come of it was deleted, or is damaged."""
+        mine = plan.of_epoch(found.topics[part.topic], int(part.epoch, 16))
+        for file, begin, end in mine.there(part.first, part.last) if mine is not None else ():
+            self._tried.add(part.topic, f"{part.epoch} {file}", begin, end)
+
+    def _bring(
+        self, found: Manifest | Listing, parts: list[Part], held: Held, number: int, quarantined: Held, bad_number: int, *, again: bool = False
+    ) -> Batch | None:
+        """Commit what the source has of parts. again: the table holds them, as lost; without a record nothing is committed."""
+        began = time.monotonic()
         kind = self.payload(found)
         table, bad = self._lake.table(kind), self._lake.quarantine()
-        quarantined, bad_number = bad.held()
+        options = self._options
+        if again:
+            options = replace(options, on_gap="skip", fail_on_loss=False, on_corrupt="fail" if options.on_corrupt == "fail" else "skip")
         packed = None if kind is None else _serialized(kind)
         epochs = {part.topic: part.epoch for part in parts}
-        notes = recreated(parts, held)
+        notes = [] if again else recreated(parts, held)
         for name, epoch, seq in notes:
             log.warning(plan.MADE_AGAIN, name, epoch, seq)
-        groups = tasks(found, parts, self._options, self._cores) or ([[]] if notes else [])
+        groups = tasks(found, parts, options, self._cores)
+        silent = _silent(parts, [piece for group in groups for piece in group])
+        groups = groups or ([[]] if notes or silent else [])
         made = [
             Task(
-                self._options,
+                options,
                 pieces,
                 {piece.topic: epochs[piece.topic] for piece in pieces},
                 str(self._root),
@@ -237,13 +288,16 @@ class Ingest:
                 table.keys_in_files,
                 packed,
                 quarantined,
-                [] if number else notes,
+                [] if at else notes,
+                None if again else [] if at else silent,
             )
-            for number, pieces in enumerate(groups)
+            for at, pieces in enumerate(groups)
         ]
         written = self._runner(made)
         files, bad_files = [one for each in written for one in each.files], [one for each in written for one in each.bad]
-        ranges: list[Range] = [(part.topic, part.epoch, part.first, part.last) for part in parts]
+        if again and not files and not bad_files:
+            return None
+        ranges: list[Range] = [] if again else [(part.topic, part.epoch, part.first, part.last) for part in parts]
         try:
             if bad_files:  # before the table: who is killed in between finds these seqs in the quarantine, and does not put them there again
                 told: list[Range] = [(name, epoch, NOTED, NOTED) for name, epoch, _ in notes]
@@ -260,10 +314,17 @@ class Ingest:
             held.add(*one)
         out = Batch(
             number, len(epochs), sum(part.last - part.first + 1 for part in parts), sum(one.records for one in written),
-            sum(one.quarantined for one in written), len(notes), len(files), sum(one.size for one in files), round((time.monotonic() - began) * 1000),
+            sum(one.quarantined for one in written), sum(one.records + one.quarantined for one in written) if again else 0, len(notes), len(files),
+            sum(one.size for one in files), round((time.monotonic() - began) * 1000),
         )  # fmt: skip
         self._remember(out, held)
         return out
+
+
+def _silent(parts: list[Part], pieces: list[Any]) -> list[Range]:
+    """What of these parts no piece reads: the source has deleted it."""
+    read = Held((piece.topic, "", piece.first_seq, piece.last_seq) for piece in pieces)
+    return [(part.topic, part.epoch, *gap) for part in parts for gap in read.missing(part.topic, "", part.first, part.last)]
 
 
 def _rest(held: Held, part: Range) -> Iterator[Range]:
@@ -293,7 +354,7 @@ def run(ingest: Ingest, *, once: bool, interval_s: float = 5.0, stop: Callable[[
             time.sleep(interval_s)
             continue
         tell(asdict(batch))
-        for name in ("seqs", "records", "quarantined", "recreated", "files", "bytes", "ms"):
+        for name in ("seqs", "records", "quarantined", "regained", "recreated", "files", "bytes", "ms"):
             setattr(sums, name, getattr(sums, name) + getattr(batch, name))
         sums.batch, sums.topics = batch.batch, max(sums.topics, batch.topics)
     return {"query": ingest.query} | asdict(sums)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -186,6 +187,7 @@ def audit(path: str | None, url: str | None, token: str | None, topics: str | No
         options_of(None, None, None, None)
     days = differing = records = 0
     gaps: list[dict[str, Any]] = []
+    repairs: dict[str, None] = {}
     for name, one_path, one_url in sources:
         server = None if one_path is None or url is None else options_of(None, url, token, topics)
         made = Audit(lake, options_of(one_path, one_url, token, topics), server)
@@ -193,11 +195,21 @@ def audit(path: str | None, url: str | None, token: str | None, topics: str | No
         for day in made.days():
             days, differing, records = days + 1, differing + (not day.clean), records + day.source
             tell({"against": name} | day.line())
+            repairs |= dict.fromkeys([_repair(lake, name, one_path or one_url or "", topics)] if day.repairable else [])
     for gap in gaps:
         tell({"gap": gap})
+    for command in repairs:
+        tell({"repair": command})
     tell({"clean": differing == 0, "days": days, "differing": differing, "records": records, "gaps": len(gaps)})
     if differing:
         sys.exit(EXIT_DIFFERS)
+
+
+def _repair(lake: Lake, source: str, place: str, topics: str | None) -> str:
+    """What brings to a table the records that it names as lost, and that a source has."""
+    more = (("--catalog", lake.catalog), ("--topics", topics))
+    told = [part for name, value in more if value for part in (name, value)]
+    return shlex.join(["topicsd", "spark", "ingest", f"--{source}", place, "--table", str(lake.path), *told, "--available-now"])
 
 
 @spark.command()

@@ -63,6 +63,12 @@ class LiveTopic:
         """The first seq from `seq` on that is in no gap that is known."""
         return max(seq, min(self.earliest_seq, self.next_seq))
 
+    def there(self, first_seq: int, last_seq: int) -> Iterator[tuple[str, int, int]]:
+        """What of first_seq .. last_seq it may have."""
+        first, last = max(first_seq, self.earliest_seq), min(last_seq, self.next_seq - 1)
+        if first <= last:
+            yield "", first, last
+
     def pending_bytes(self, first_seq: int) -> int:
         """About what a reader from first_seq on gets."""
         return max(self.next_seq - max(first_seq, self.earliest_seq), 0) * self.record_bytes

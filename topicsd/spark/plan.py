@@ -49,6 +49,10 @@ class Extent(Protocol):
         """The first seq from `seq` on that stands in no gap."""
         ...
 
+    def there(self, first_seq: int, last_seq: int) -> Iterator[tuple[str, int, int]]:
+        """What of these seqs may be records: in which file, where there are such, the first and the last one."""
+        ...
+
     def pending_bytes(self, first_seq: int) -> int:
         """About what is to be read from first_seq on."""
         ...

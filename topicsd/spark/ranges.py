@@ -51,6 +51,16 @@ class Held:
         if first <= last:
             yield first, last
 
+    def common(self, topic: str, epoch: str, first: int, last: int) -> Iterator[Range]:
+        """What of first .. last is held."""
+        for begin, end in self.of(topic, epoch):
+            if begin <= last and end >= first:
+                yield topic, epoch, max(begin, first), min(end, last)
+
+    def covers(self, topic: str, epoch: str, first: int, last: int) -> bool:
+        """Say whether all of first .. last is held."""
+        return next(self.missing(topic, epoch, first, last), None) is None
+
     def overlaps(self, topic: str, epoch: str, first: int, last: int) -> bool:
         """Say whether a seq of first .. last is held."""
         return list(self.missing(topic, epoch, first, last)) != ([(first, last)] if first <= last else [])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicsd.spark import payloads
 from topicsd.spark.options import Options
-from topicsd.spark.ranges import Held
+from topicsd.spark.ranges import Held, Range
 from topicsd.spark.tables import File, envelope, folder, quarantine, topic_key
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DAY_US = 86_400_000_000
 ROW_GROUP_ROWS = 128_000
+SEEN = 1 << 40  # more than ranges overlap
 NOTED = 0  # no record's seq: a quarantine that holds it of an epoch says that the topic was made again
 
 
@@ -36,6 +37,7 @@ class Task:
     payload: bytes | None = None  # its type: a serialized Arrow schema of one field
     quarantined: Held = field(default_factory=Held)  # bad rows of these seqs are in the quarantine already
     recreated: list[tuple[str, str, int]] = field(default_factory=list)  # topic, epoch, seq: from there on the epoch's records are not known
+    deleted: list[Range] | None = None  # what the source has deleted, besides what it leaves out of the pieces; None: neither is told
 
 
 @dataclass
@@ -90,6 +92,7 @@ class _Files:
 def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
     """Write all rows of a task's batches, which come by topic, ascending. Raises what reading raises, OSError; files without a commit are litter."""
     import pyarrow
+    from pyarrow import compute
 
     payload = None if task.payload is None else pyarrow.ipc.read_schema(pyarrow.BufferReader(task.payload)).field(0).type
     out = Written()
@@ -101,9 +104,11 @@ def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
             row = {"topic": topic, "epoch": epoch, "seq": seq, "_kind": "gap", "_err": "recreated"}
             bad.add(topic, "1970-01-01", pyarrow.Table.from_pylist([row], quarantine()))
             out.quarantined += 1
+    seen: dict[str, list[Any]] = {}  # by topic the ranges of seqs that rows stand for
     for batch in batches:
         for topic, day, rows in runs(pyarrow.Table.from_batches([batch])):
             epoch = task.epochs[topic]
+            seen.setdefault(topic, []).append(_spans(rows["seq"].to_numpy(), compute.coalesce(rows["seq_end"], rows["seq"]).to_numpy()))
             rows = rows.append_column("epoch", pyarrow.repeat(epoch, rows.num_rows))
             fits, rest = _sort_out(rows, payload)
             rest = _new(rest, task.quarantined, topic, epoch)
@@ -113,8 +118,47 @@ def write(task: Task, batches: Iterator[pyarrow.RecordBatch]) -> Written:
                 bad.add(topic, day, rest.select(quarantine().names))
             out.records, out.quarantined = out.records + fits.num_rows, out.quarantined + rest.num_rows
     good.close()
+    for topic, epoch, told in _deleted(task, seen):
+        rows = _new(told, task.quarantined, topic, epoch)
+        if rows.num_rows:
+            bad.add(topic, "1970-01-01", rows)
     bad.close()
     return out
+
+
+def _spans(firsts: Any, lasts: Any) -> Any:
+    """Ascending ranges, those that touch joined: one a row of an array of two columns."""
+    import numpy
+
+    cuts = numpy.flatnonzero(firsts[1:] != lasts[:-1] + 1)
+    return numpy.stack([firsts[numpy.r_[0, cuts + 1]], lasts[numpy.r_[cuts, len(lasts) - 1]]], 1)
+
+
+def _deleted(task: Task, seen: dict[str, list[Any]]) -> Iterator[tuple[str, str, pyarrow.Table]]:
+    """Of each topic the rows that name what was deleted: all of the pieces that no row stands for."""
+    import numpy
+    import pyarrow
+
+    if task.deleted is None:
+        return
+    told = [*task.deleted, *((piece.topic, task.epochs[piece.topic], piece.first_seq, piece.last_seq) for piece in task.pieces if piece.last_seq)]
+    for topic, epoch in dict.fromkeys((topic, epoch) for topic, epoch, _, _ in told):
+        whole = numpy.array([(first, last) for name, _, first, last in told if name == topic], "int64")
+        came = numpy.concatenate(seen.get(topic) or [numpy.empty((0, 2), "int64")])
+        # At each edge one more, or one less, of these ranges is open: what the pieces cover and no row does is between two edges.
+        edges = numpy.concatenate([whole[:, 0], whole[:, 1] + 1, came[:, 0], came[:, 1] + 1])
+        weights = numpy.repeat([1, -1, -SEEN, SEEN], [len(whole), len(whole), len(came), len(came)])
+        order = numpy.argsort(edges, kind="stable")
+        edges, depth = edges[order], numpy.cumsum(weights[order])
+        silent = numpy.flatnonzero((depth[:-1] > 0) & (edges[1:] > edges[:-1]))
+        columns = {"seq": edges[silent], "seq_end": edges[silent + 1] - 1}
+        same = {"topic": topic, "epoch": epoch, "_kind": "deleted"}
+        arrays = [
+            pyarrow.array(columns[one.name]) if one.name in columns
+            else pyarrow.repeat(pyarrow.scalar(same.get(one.name), one.type), len(silent))
+            for one in quarantine()
+        ]  # fmt: skip
+        yield topic, epoch, pyarrow.Table.from_arrays(arrays, schema=quarantine())
 
 
 def runs(rows: pyarrow.Table) -> Iterator[tuple[str, str, pyarrow.Table]]:
@@ -145,14 +189,22 @@ def _sort_out(rows: pyarrow.Table, payload: Any) -> tuple[pyarrow.Table, pyarrow
 
 
 def _new(rows: pyarrow.Table, held: Held, topic: str, epoch: str) -> pyarrow.Table:
+    """What of rows, and of their ranges, is not held."""
     import numpy
-    from pyarrow import array
+    from pyarrow import Table, array, compute, concat_tables
 
     intervals = held.of(topic, epoch)
     if not intervals or rows.num_rows == 0:
         return rows
     seqs = rows["seq"].to_numpy()
+    ends = compute.coalesce(rows["seq_end"], rows["seq"]).to_numpy()
     known = numpy.zeros(len(seqs), bool)
     for first, last in intervals:
-        known |= (seqs >= first) & (seqs <= last)
-    return rows.filter(array(~known))
+        known |= (seqs <= last) & (ends >= first)
+    cut = [
+        row | {"seq": begin, "seq_end": end}
+        for row in rows.filter(array(known & (ends > seqs))).to_pylist()
+        for begin, end in held.missing(topic, epoch, row["seq"], row["seq_end"])
+    ]
+    fresh = rows.filter(array(~known))
+    return concat_tables([fresh, Table.from_pylist(cut, rows.schema)]) if cut else fresh
