@@ -869,7 +869,7 @@ cdef class Feed:
                 stream.end(503, "cold_unavailable: the cold tier does not answer")
                 return DELIVERED
             seq = frame.next_seq
-            stream.end(500, f"record {seq} of {watch.row.name[:watch.row.name_bytes].decode()} cannot be read")
+            stream.end(503, f"not_ready: record {seq} of {watch.row.name[:watch.row.name_bytes].decode()} cannot be read")
             return DELIVERED
         return self.send_frame(stream, topic, watch, frame, spent)
 

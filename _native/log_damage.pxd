@@ -4,7 +4,7 @@
 #   reader: entries of the tail index -> hide_damaged -> holes with reason `corrupt` and INDEX_DAMAGED
 #
 # word                   written by  order                         a stale read means
-# control.log_damages    keeper      release, behind the list;     a record that can not be read is an error once more, or its bytes are shown
+# control.log_damages    keeper      release, behind the list;     a record that can not be read is waited for once more, or its bytes are shown
 #                                    acquire before and after      as they are; a list that is written over while it is read: the view is taken again
 # control.log_damage     keeper      before log_damages            -
 #

@@ -32,10 +32,25 @@ if TYPE_CHECKING:
 
 READER_CACHE_BYTES = 1 << 20  # the windows are the cache; this only joins requests for the same blocks
 OPEN_RETRY_S = 5.0
+LOOK_S_MAX = 5.0  # so long a read waits for the keeper to look at the damage that it has met: about a second a GiB of log
+LOOK_EVERY_S = 0.05
+LOOKS_MAX, LOOKS_FORGOTTEN_S = 3, 60.0  # of a topic, for its streams
 WANTED, COMES, REFUSED = range(3)  # what the feed is answered: 0 the record is just not readable
 
 T = TypeVar("T")
 log = structlog.get_logger("cold")
+
+
+async def looked_at(shared: Shared, figures: Figures) -> bool:
+    """Wait until the keeper has looked at the damage that was met until now; False: there is none that waits, or it has not come to it in time."""
+    met, log_met, end_s = shared.get("damage_met"), shared.get("log_damage_met"), time.monotonic() + LOOK_S_MAX
+    waited = False
+    while figures.get("damage_looked") < met or figures.get("log_damage_looked") < log_met:
+        if time.monotonic() >= end_s:
+            return False
+        waited = True
+        await asyncio.sleep(LOOK_EVERY_S)
+    return waited
 
 
 class ColdTier:
@@ -49,6 +64,8 @@ class ColdTier:
         self._open_at_s = 0.0
         self._for_feed: dict[tuple[int, int], set[int]] = {}  # (serial, begin) -> slots that wait for it
         self._refused: dict[int, float] = {}  # slot -> until when its streams are refused
+        self._looks: dict[int, tuple[float, int]] = {}  # slot -> since when, and how often its damage was waited for
+        self._looking: set[asyncio.Task[None]] = set()
         self.feed: FeedLoop | None = None
         upkeep.cold_attach(shared, settings.cold_cache_bytes)
 
@@ -59,7 +76,7 @@ class ColdTier:
         for _ in range(limits.COLD_FETCHES_MAX):
             try:
                 return read()
-            except errors.Internal:
+            except errors.Unread:
                 wanted = upkeep.cold_wanted(self.shared)
                 if wanted is None:
                     raise
@@ -119,7 +136,7 @@ class ColdTier:
         """Have fetched what the feed lacks for a topic: COMES and `dirty` later, REFUSED, or WANTED when nothing cold is to blame."""
         wanted = upkeep.cold_wanted(self.shared)
         if wanted is None:
-            return WANTED
+            return self._look_for_feed(slot)
         if time.monotonic() < self._refused.get(slot, 0.0):
             return REFUSED
         file, begin, _end = wanted
@@ -129,6 +146,25 @@ class ColdTier:
             task.add_done_callback(lambda _task: None)
         waiting.add(slot)
         return COMES
+
+    def _look_for_feed(self, slot: int) -> int:
+        """Have a topic read again once the keeper has looked at the damage that a read has met; WANTED when that has not helped."""
+        now_s = time.monotonic()
+        since_s, looks = self._looks.get(slot, (now_s, 0))
+        if now_s - since_s > LOOKS_FORGOTTEN_S:
+            since_s, looks = now_s, 0
+        if looks == LOOKS_MAX:
+            return WANTED
+        self._looks[slot] = since_s, looks + 1
+        task = asyncio.get_running_loop().create_task(self._ring_when_looked(slot))
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+        return COMES
+
+    async def _ring_when_looked(self, slot: int) -> None:
+        await looked_at(self.shared, self.figures)
+        if self.feed is not None:
+            self.feed.ring([slot])
 
     async def _fetch_for_feed(self, file: File, begin: int, end: int) -> None:
         try:

@@ -63,7 +63,7 @@ class Refusals:
 
     def unreadable(self, seq: int) -> Refusal:
         """Say that a record cannot be read."""
-        return _refusal(errors.Internal(f"record {seq} cannot be read from the disk", {"seq": seq}))
+        return _refusal(errors.Unread(seq))
 
     def parser(self, status: int, message: str) -> bytes:
         """Render the whole answer to bytes that are no request."""

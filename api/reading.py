@@ -20,4 +20,4 @@ def reading(topic: str = "") -> Iterator[None]:
         # bounded retries met a change each time: most likely the writer died in the middle of one
         raise errors.NotReady("the topic is being changed: try again") from None
     except IoError as wrong:
-        raise errors.Internal(f"record {wrong.seq} cannot be read from the disk", {"seq": wrong.seq}) from None
+        raise errors.Unread(wrong.seq) from None

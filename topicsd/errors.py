@@ -191,6 +191,13 @@ class NotReady(ServerError):
     code = "not_ready"
 
 
+class Unread(NotReady):
+    """Say that a record could not be read from the disk. Once the keeper has found that it is damaged, readers are told so by a tombstone."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(f"record {seq} cannot be read from the disk: it is being looked at", {"seq": seq})
+
+
 class ShuttingDown(ServerError):
     """Say that the server drains."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +22,7 @@ from oracle.model import Refused
 from topicsd import errors
 from topicsd._native import upkeep
 from topicsd._native.reader import IoError
+from topicsd.api import cold as cold_module
 from topicsd.api.cold import ColdTier
 from topicsd.backup.make import Backup
 from topicsd.backup.restore import Restore
@@ -375,7 +376,7 @@ def test_an_object_that_is_not_what_was_put_there_is_a_tombstone_and_readers_go_
         try:
             return library.diff("t", from_seq=from_seq, limit=1000)
         except IoError as wrong:
-            raise errors.Internal("cannot be read", {"seq": wrong.seq}) from None
+            raise errors.Unread(wrong.seq) from None
 
     async def run() -> tuple[list[int], list[tuple[int, int, str]]]:
         seqs, gaps, at = [], [], 0
@@ -452,7 +453,7 @@ def test_a_worker_fetches_what_a_read_lacks_and_refuses_while_the_store_hangs(li
         try:
             return library.diff("t", limit=1000)
         except IoError as wrong:
-            raise errors.Internal("cannot be read", {"seq": wrong.seq}) from None
+            raise errors.Unread(wrong.seq) from None
 
     async def page() -> Any:
         return await worker.read(read)
@@ -489,7 +490,7 @@ def test_a_worker_without_a_cold_tier_says_so(library: Library, cold: FolderCold
         try:
             return library.diff("t")
         except IoError:
-            raise errors.Internal("cannot be read") from None
+            raise errors.Unread(1) from None
 
     with pytest.raises(errors.ColdUnavailable, match="no cold tier is configured"):
         asyncio.run(worker.read(read))
@@ -536,3 +537,30 @@ def test_a_backup_has_what_is_cold_and_a_restored_directory_needs_no_cold_tier(l
         again.checkpoint()
     assert not list((tmp_path / "new" / "topics").rglob("*.data"))
     again.close()
+
+
+def test_a_read_waits_for_the_keeper_to_look_at_damage_and_a_stream_does_so_three_times(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, rung = tier(library, cast(Any, None)), list[list[int]]()
+    worker.feed = cast(Any, SimpleNamespace(ring=rung.append))
+    shared = SimpleNamespace(get=lambda name: {"damage_met": 0, "log_damage_met": 1}[name])
+    monkeypatch.setattr(worker, "shared", shared)
+    monkeypatch.setattr(upkeep, "cold_wanted", lambda _shared: None)
+
+    async def run() -> None:
+        monkeypatch.setattr(cold_module, "LOOK_S_MAX", 0.1)
+        assert not await cold_module.looked_at(cast(Any, shared), worker.figures), "nobody has looked"
+        monkeypatch.setattr(cold_module, "LOOK_S_MAX", 30)
+        looking = asyncio.ensure_future(cold_module.looked_at(cast(Any, shared), worker.figures))
+        assert worker.for_feed(7) == cold_module.COMES
+        await asyncio.sleep(0.1)
+        assert not looking.done() and rung == []
+        worker.figures.set("log_damage_looked", 1)
+        assert await looking
+        await asyncio.gather(*worker._looking)
+        assert rung == [[7]]
+        assert not await cold_module.looked_at(cast(Any, shared), worker.figures), "nothing is to be looked at: once more would not help"
+        assert [worker.for_feed(7) for _ in range(4)] == [cold_module.COMES] * 2 + [cold_module.WANTED] * 2
+        assert worker.for_feed(8) == cold_module.COMES
+        await asyncio.gather(*worker._looking)
+
+    asyncio.run(run())
