@@ -62,7 +62,7 @@ def _singles() -> list[Case]:
 
 
 def _batches() -> list[Case]:
-    # A round begins with new servers. What a first flood leaves to a second one (files and memory made ahead) is shown by itself, whichever cases run.
+    # A round begins with new servers; what a first flood leaves to a second one (files and memory made ahead) is shown by itself.
     first = Case("batch 1000 x 300 B, first", ("topicsd-1", "topicsd-2"), connections=8, batch=1000, size=300, unit="records")
     cases = [first]
     for batch in (100, 1000):
