@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -392,6 +393,55 @@ def test_a_lost_file_of_the_export_is_copied_again(data: Path, tmp_path: Path) -
         scan(tmp_path / "to")
     run(data, tmp_path / "to")
     assert len(scan(tmp_path / "to")) == 2006
+
+
+def change_places(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def three_files(tmp_path: Path) -> tuple[list[Path], list[int]]:
+    """An export of three files of a topic; and all its seqs."""
+    for first in (1, 101, 301):
+        write(tmp_path / "data", ALPHA, rows(first, 200 if first == 101 else 100))
+        run(tmp_path / "data", tmp_path / "to")
+    files = sorted((tmp_path / "to/parts").iterdir())
+    assert len(files) == 3
+    return files, list(range(1, 401))
+
+
+@pytest.mark.parametrize("instead", ["swapped", "copied", "a folder", "a loop", "another topic's"])
+def test_a_file_of_the_export_that_is_none_or_holds_another_ones_bytes_is_damage(tmp_path: Path, instead: str) -> None:
+    files, seqs = three_files(tmp_path)
+    if instead == "swapped":
+        change_places(files[0], files[1])
+    elif instead == "copied":
+        files[0].write_bytes(files[1].read_bytes())
+    elif instead == "another topic's":
+        write(tmp_path / "other", BETA, rows(1, 100))
+        run(tmp_path / "other", tmp_path / "other-to")
+        (foreign,) = (tmp_path / "other-to/parts").iterdir()
+        files[0].write_bytes(foreign.read_bytes())
+    else:
+        files[0].unlink()
+        files[0].mkdir() if instead == "a folder" else files[0].symlink_to(files[0])
+    with pytest.raises(DamagedError, match=f"{files[0].name}|{files[1].name}"):
+        scan(tmp_path / "to")
+    found = scan(tmp_path / "to", on_corrupt="row")
+    assert len(found) < 400 and {row["_kind"] for row in found} == {"record", "corrupt"}
+    covered = [seq for row in found for seq in range(row["seq"], (row["seq_end"] or row["seq"]) + 1)]
+    assert covered == seqs
+    assert all(row["topic"] == found[0]["topic"] for row in found)
+    assert any(files[0].name in row["_err"] for row in found if row["_kind"] == "corrupt")
+
+
+def test_an_export_whose_manifests_have_gone_is_no_empty_one(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "to")
+    shutil.rmtree(tmp_path / "to/manifests")
+    with pytest.raises(ManifestError, match="no manifest"):
+        scan(tmp_path / "to")
 
 
 def test_no_flipped_bit_of_a_manifest_passes(data: Path, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from topicsd._native.segment import STATUS, SegmentError
+from topicsd._native.segment import STATUS, SegmentError, header_of
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.segment_scan import COLUMN_NAMES, GapError, Scanner
-from topicsd.lake.parts import Files, MappedFiles
+from topicsd.lake.parts import Files, MappedFiles, Part
 from topicsd.segments.names import Place
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ SEQ_MAX = 2**63 - 1
 OnRange = Literal["fail", "row", "skip"]
 OnMissing = Literal["corrupt", "gap", "fail"]
 NEWER = 4
+_NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EIO}  # what stands under the name cannot be read: as damaged as a file can be
 _DAMAGED_INDEX = {1, 2, 3, 6}  # short, not one, bad header, bad index: the data tells as much
 
 
@@ -111,17 +114,24 @@ class Reader:
             if wrong.status not in _DAMAGED_INDEX:
                 raise self._damaged(piece, wrong) from wrong
             damage = _told(piece.place, wrong)
+        except _OtherError as wrong:
+            damage = f"{piece.place.data.path}: {wrong}"
         except FileNotFoundError as wrong:
             damage = f"{wrong.filename} is missing"
             if self._missing != "corrupt" and not self._files.there(piece.place):
                 self._lost(piece)
                 return
+        except OSError as wrong:
+            if wrong.errno not in _NO_FILE:
+                raise
+            damage = f"{piece.place.data.path}: {os.strerror(wrong.errno)}"
         if damage:
             yield from self._without_index(piece, piece.place, self._next(), damage)
 
     def _lost(self, piece: Piece) -> None:
         if self._missing == "fail":
-            raise GapError(piece.topic, piece.first_seq, piece.last_seq, "missing")
+            path = piece.place.data.path if piece.place else ""
+            raise GapError(piece.topic, piece.first_seq, piece.last_seq, f"missing: there is no {path}")
         self._scanner.add_range(piece.topic.encode(), "gap", piece.first_seq, piece.last_seq, "missing")
 
     def _inside(self, ts: int | None) -> bool:
@@ -139,6 +149,8 @@ class Reader:
     def _fill(self, piece: Piece, place: Place, first_seq: int, index: bytes | None = None) -> Iterator[None]:
         last_seq = piece.last_seq or SEQ_MAX
         index_part = (index, 0) if index is not None else self._files.index(place)
+        if index is None:
+            _same(place, index_part, "index")
         data_part = self._files.data(place, index_part, first_seq, last_seq)
         self._first_seq, self._opened = first_seq, True
         self._scanner.open(
@@ -153,9 +165,12 @@ class Reader:
         identity = (place.topic_id, place.first_seq, place.last_seq) if place.topic_id and place.last_seq else None
         try:
             data, offset = self._files.data(place)
+            _same(place, (data, offset), "data")
             self._examiner.examine(data, data_offset=offset, data_bytes=place.data_bytes, identity=identity)
             index = self._examiner.remade("index")
-        except (FileNotFoundError, SegmentError):
+        except (OSError, SegmentError, _OtherError) as wrong:
+            if isinstance(wrong, OSError) and not isinstance(wrong, FileNotFoundError) and wrong.errno not in _NO_FILE:
+                raise
             last_seq = piece.last_seq or place.last_seq or first_seq
             if self._fails:
                 raise DamagedError(piece.topic, first_seq, last_seq, damage) from None
@@ -165,6 +180,21 @@ class Reader:
             yield from self._fill(piece, place, first_seq, index)
         except SegmentError as wrong:
             raise self._damaged(piece, wrong) from wrong
+
+
+class _OtherError(Exception):
+    """An intact part of another segment than the one that should stand there."""
+
+
+def _same(place: Place, part: Part, kind: Literal["index", "data"]) -> None:
+    """Hold a part against what its place is to hold. Raises _OtherError; what is damaged is judged elsewhere."""
+    try:
+        header = header_of(part[0], kind, part[1])
+    except SegmentError:
+        return
+    wrong_range = place.last_seq and (header.first_seq, header.last_seq) != (place.first_seq, place.last_seq)
+    if (place.topic_id and header.topic_id != place.topic_id) or wrong_range:
+        raise _OtherError(f"holds seqs {header.first_seq} to {header.last_seq} of topic id {header.topic_id:016x} instead")
 
 
 def _told(place: Place, wrong: SegmentError) -> str:

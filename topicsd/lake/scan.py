@@ -84,7 +84,7 @@ def pieces_of(storage: Storage, topics: Iterable[str] | None = None, since: int 
     Raises ManifestError, OSError.
     """
     newest = manifests.latest(storage)
-    if newest is None and not isinstance(storage, Folder):
+    if newest is None and (not isinstance(storage, Folder) or any((storage.root / "parts").glob("*.parts"))):
         raise ManifestError(f"{storage}: no manifest of an export")
     if newest is None:
         yield from (piece for piece in pieces_by_names(root_of(storage)) if matches(piece.topic, topics))
