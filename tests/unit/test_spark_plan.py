@@ -95,8 +95,14 @@ def test_offsets_timestamps_and_topics_bound_a_batch() -> None:
         ({"onCorrupt": "maybe"}, "onCorrupt is fail or row"),
         ({"maxPartitionBytes": "0"}, "whole number of at least 1"),
         ({"columns": "topic,topic"}, "each once"),
-        ({"startingOffset": "earliest"}, "has no option startingoffset"),
-        ({"failOnDataLoss": "perhaps"}, "true or false"),
+        ({"startingOffset": "earliest"}, "has no option startingOffset; .* startingOffsets"),
+        ({"failOnDataLoss": "perhaps"}, "^failOnDataLoss is true or false"),
+        ({"startingTimestamp": "soon"}, "^startingTimestamp is a whole number"),
+        ({"endingtimestamp": "-1"}, "^endingTimestamp is a whole number"),
+        ({"endingTimestamp": str(2**63)}, "^endingTimestamp is a whole number"),
+        ({"maxRecordsPerTrigger": "0"}, "^maxRecordsPerTrigger is a whole number"),
+        ({"columns": ""}, "^columns "),
+        ({"columns": " , "}, "^columns "),
     ],
 )
 def test_a_wrong_option_is_named(wrong: dict[str, str], words: str) -> None:
@@ -104,6 +110,35 @@ def test_a_wrong_option_is_named(wrong: dict[str, str], words: str) -> None:
         options.parse({"path": "x"} | wrong)
     with pytest.raises(OptionError, match="needs the option path"):
         options.parse({})
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize(
+    "one",
+    ["1.5", "-1", "0", "true", "null", '"5"', "[5]", str(2**53 + 1), "{}", *(
+        f'{{"epoch": {epoch}, "next_seq": 5}}' for epoch in ("7", "null", '"zz"', '"7"', '"000000000000000g"', '"00000000000000007"')
+    ), '{"epoch": "0000000000000007", "next_seq": 5.0}', '{"epoch": "0000000000000007"}'],
+)  # fmt: skip
+def test_an_offset_that_is_none_is_refused_at_once_and_the_option_and_the_topic_are_named(option: str, one: str) -> None:
+    with pytest.raises(OptionError, match=f"^{option} .*flights"):
+        told(**{option: f'{{"a": 1, "flights": {one}}}'})
+
+
+@pytest.mark.parametrize("text", ["Latest", "", "5", "[]", "null", "{", '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_what_is_no_json_of_offsets_is_refused_at_once(option: str, text: str) -> None:
+    with pytest.raises(OptionError, match=f"^{option} "):
+        told(**{option: text})
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize("one", ["22", '{"epoch": "0000000000000007", "next_seq": 22}'])
+def test_an_offset_beyond_the_head_is_refused_and_topic_and_head_are_named(option: str, one: str) -> None:
+    found = manifest(topic("a", (1, 20)))
+    with pytest.raises(OptionError, match=f"^{option} .*22.* a.* head is 20"):
+        plan.batch(found, ROOT, told(**{option: f'{{"a": {one}}}'}))
+    assert seqs(plan.batch(found, ROOT, told(startingOffsets='{"a": 21}'))) == []
+    assert len(seqs(plan.batch(found, ROOT, told(endingOffsets='{"a": 21}')))) == 20
 
 
 def test_ranges_fail_unless_their_kind_can_be_seen_or_an_option_lets_them_go() -> None:

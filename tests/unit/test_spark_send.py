@@ -296,6 +296,9 @@ def test_options_of_the_sink_are_read_and_wrong_ones_named() -> None:
     for wrong, words in (
         ({"path": "/x"}, "live server"),
         ({"url": "http://x", "replayWindow": "long"}, "replayWindow is"),
+        *(({"url": "http://x", "replayWindow": window}, "^replayWindow is") for window in ("0", "0d", "-1", "", "9" * 30, "9" * 5000)),
+        *(({"url": "http://x", "topic": name}, "^topic is") for name in ("", "a b", "a*", "-a", "ä", "a" * 256)),
+        ({"url": "http://x", "maxretries": "-1"}, "^maxRetries is"),
         ({"url": "u", "topics": "t"}, "no option topics"),
     ):
         with pytest.raises(options.OptionError, match=words):

@@ -101,6 +101,8 @@ def bound(topics: Mapping[str, Extent], told: str, option: str) -> Offsets:
     out = offsets(topics, end=False)
     for name, one in asked.items():
         if one["epoch"] in (None, out[name]["epoch"]):
+            if one["next_seq"] > topics[name].next_seq:
+                raise OptionError(f"{option} names seq {one['next_seq']} of topic {name}, whose head is {topics[name].next_seq - 1}")
             out[name] = _place(topics[name], one["next_seq"])
     return out
 
