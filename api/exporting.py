@@ -24,7 +24,7 @@ from topicsd.api.gate import Route, exchange_of
 from topicsd.api.reading import reading
 from topicsd.api.sealing import seal
 from topicsd.lake import manifest
-from topicsd.lake.scan import matches
+from topicsd.lake.scan import matches, wanted_topics
 from topicsd.lake.storage import open_storage
 from topicsd.objects import is_url
 
@@ -134,9 +134,13 @@ def _read(told: dict[str, Any]) -> dict[str, Any]:
     if not _is_place(to):
         raise errors.Invalid("to", "expected the absolute path of a folder on the server's machine, or s3://bucket/prefix")
     if isinstance(topics, str):
-        topics = [name.strip() for name in topics.split(",")]
+        topics = topics.split(",")
     if topics is not None and not (isinstance(topics, list) and topics and all(isinstance(name, str) and name for name in topics)):
         raise errors.Invalid("topics", "expected names, or prefixes with * at their end")
+    try:
+        topics = wanted_topics(None if topics is None else [name.strip() for name in topics])
+    except ValueError as wrong:
+        raise errors.Invalid("topics", str(wrong)) from wrong
     if since is not None and not _is_place(since):
         raise errors.Invalid("since", "expected the absolute path of a manifest, or its URL")
     flags = {name: told.get(name, False) for name in ("seal", "prune")}

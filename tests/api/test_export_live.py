@@ -58,6 +58,7 @@ def test_an_export_goes_to_an_object_store_that_the_servers_environment_opens(tm
     ("body", "field"),
     [
         ({}, "to"), ({"to": "relative"}, "to"), ({"to": "ftp://bucket/x"}, "to"), ({"to": "/x", "topics": []}, "topics"),
+        ({"to": "/x", "topics": ""}, "topics"), ({"to": "/x", "topics": ["a*b"]}, "topics"), ({"to": "/x", "topics": ["a,b"]}, "topics"),
         ({"to": "/x", "seal": 1}, "seal"), ({"to": "/x", "since": 5}, "since"), ({"to": "/proc/nowhere"}, "to"),
     ],
 )  # fmt: skip

@@ -498,6 +498,25 @@ def test_the_command_prints_a_line_of_json_a_run(data: Path, tmp_path: Path) -> 
     assert done.exit_code == 2 and "damaged" in done.output
 
 
+@pytest.mark.parametrize("wrong", ["", ",", "a*b", "a,,b", "*a", "a b", "ä"])
+def test_topics_that_can_be_none_are_refused_by_the_command_and_by_a_scan(data: Path, tmp_path: Path, wrong: str) -> None:
+    to = tmp_path / "to"
+    done = CliRunner().invoke(main, ["export", "--to", str(to), "--data-dir", str(data), "--topics", wrong])
+    assert done.exit_code == 2 and "--topics" in done.output and not to.exists()
+    run(data, to)
+    with pytest.raises(ValueError, match=r"^topics "):
+        topicsd.scan(to, topics=wrong)
+    with pytest.raises(ValueError, match=r"^topics "):
+        topicsd.scan(to, topics=["alpha", wrong])
+    assert len(scan(to, topics=["*"])) == len(scan(to)) and scan(to, topics=[]) == []
+
+
+@pytest.mark.parametrize("since", ["/nope", ""])
+def test_a_manifest_for_since_that_is_not_there_is_named_with_the_option(data: Path, tmp_path: Path, since: str) -> None:
+    done = CliRunner().invoke(main, ["export", "--to", str(tmp_path / "to"), "--data-dir", str(data), "--since", since])
+    assert done.exit_code == 2 and f"--since {since}" in done.output and len(done.output.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_follow_goes_on_until_it_is_told_to_stop(data: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"

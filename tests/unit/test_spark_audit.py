@@ -134,6 +134,21 @@ def test_what_the_table_names_as_lost_and_an_export_still_has_is_told_and_brough
     assert day.clean and (day.lake, day.deleted, checked.gaps()) == (29, 1, [])
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ingest", "--path", "EXPORT", "--available-now", "--local"], ["audit", "--path", "EXPORT"], ["replay", "--url", "http://x", "--to", "y"],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("wrong", ["", "a*b"])
+def test_topics_that_can_be_none_are_refused_by_each_job(lake: Lake, command: list[str], wrong: str) -> None:
+    table = lake.to.parent / "table"
+    table.mkdir()
+    line = [str(lake.to) if word == "EXPORT" else word for word in command]
+    told = CliRunner().invoke(jobs.spark, [*line, "--table", str(table), "--topics", wrong])
+    assert told.exit_code == 2 and "topics are names" in told.output and list(table.iterdir()) == []
+
+
 def test_what_a_job_named_as_lost_and_then_was_killed_comes_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     server = FakeServer(lake.ids["a"], 30, {25}, floor=16)
     monkeypatch.setattr("topicsd.spark.reading.Server", server)

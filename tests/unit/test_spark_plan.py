@@ -101,6 +101,7 @@ def test_offsets_timestamps_and_topics_bound_a_batch() -> None:
         ({"endingtimestamp": "-1"}, "^endingTimestamp is a whole number"),
         ({"endingTimestamp": str(2**63)}, "^endingTimestamp is a whole number"),
         ({"maxRecordsPerTrigger": "0"}, "^maxRecordsPerTrigger is a whole number"),
+        *(({"topics": names}, "^topics ") for names in ("", ",", "a,", "a*b", "*a", "a.**", "a, b c", "ä", "-a*", "a" * 256)),
         ({"columns": ""}, "^columns "),
         ({"columns": " , "}, "^columns "),
     ],

@@ -41,7 +41,7 @@ def export(
     from topicsd._native.segment import SegmentError
     from topicsd.lake import manifest
     from topicsd.lake.export import Exporter
-    from topicsd.lake.scan import matches
+    from topicsd.lake.scan import matches, wanted_topics
     from topicsd.lake.server import Server, ServerError
     from topicsd.lake.sources import DirectorySource
     from topicsd.lake.storage import VerifyError, open_storage
@@ -50,12 +50,18 @@ def export(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT) if follow else ():
         signal.signal(number, lambda _number, _frame: stop.set())
-    wanted = [name.strip() for name in topics.split(",")] if topics else None
+    try:
+        wanted = wanted_topics(topics, "--topics")
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from wrong
     failures = OSError, SegmentError, VerifyError, ServerError, NewerSnapshotError, manifest.ManifestError
     before = False  # a run has worked: the options are right, so what fails later may pass
     while True:
         try:
-            base = manifest.load(since) if since else None
+            try:
+                base = None if since is None else manifest.load(since)
+            except (OSError, manifest.ManifestError) as wrong:
+                raise manifest.ManifestError(f"--since {since}: {wrong}") from wrong
             storage = open_storage(target)
             if seal:
                 with Server(url, token) as server:

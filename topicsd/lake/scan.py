@@ -18,6 +18,7 @@ from topicsd.lake.storage import Folder, Storage, open_storage
 from topicsd.segments import names
 from topicsd.segments.names import Place
 from topicsd.segments.verify import load, pack_places
+from topicsd.topic_config import valid_topic_name
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,6 +33,19 @@ def epoch_ms(time: int | datetime | None) -> int | None:
     if time.tzinfo is None:
         raise ValueError("a time needs a time zone")
     return round(time.timestamp() * 1000)
+
+
+def wanted_topics(told: str | Iterable[str] | None, option: str = "topics") -> list[str] | None:
+    """Names and prefixes, of an option's text with commas between them; None: all. Raises ValueError that names the option."""
+    if told is None:
+        return None
+    out = [name.strip() for name in told.split(",")] if isinstance(told, str) else list(told)
+    for name in out:
+        if name != "*" and not valid_topic_name(name.removesuffix("*")):
+            raise ValueError(
+                f"{option} are names of topics (A-Z a-z 0-9 . _ : - from a letter or digit on), or prefixes with one * at their end, not {name!r}"
+            )
+    return out
 
 
 def matches(topic: str, wanted: Iterable[str] | None) -> bool:
@@ -116,7 +130,7 @@ def scan(
     """
     import pyarrow
 
-    wanted = [topics] if isinstance(topics, str) else None if topics is None else list(topics)
+    wanted = wanted_topics([topics] if isinstance(topics, str) else topics)
     storage, begin, end = open_storage(path, storage_options), epoch_ms(since), epoch_ms(until)
     reader = Reader(columns, since=begin, until=end, on_corrupt=on_corrupt, on_gap=on_gap, rows_max=rows_max, files=files_of(storage))
     return pyarrow.RecordBatchReader.from_batches(reader.schema, reader.read(pieces_of(storage, wanted, begin, end)))

@@ -118,7 +118,7 @@ def options_of(path: str | None, url: str | None, token: str | None, topics: str
         raise OptionError("name an export (--path) or a server (--url, TOPICS_URL)")
     place = path if path is None or is_url(path) else str(Path(path).absolute())
     where: dict[str, Any] = {"path": place} if place is not None else {"url": url} | ({"token": token} if token else {})
-    return parse({name: str(value) for name, value in (where | ({"topics": topics} if topics else {}) | more).items() if value is not None})
+    return parse({name: str(value) for name, value in (where | {"topics": topics} | more).items() if value is not None})
 
 
 def tell(report: dict[str, Any], *, err: bool = False) -> None:
@@ -241,10 +241,12 @@ def replay(
     write_id: str | None, master: str | None,
 ) -> None:  # fmt: skip
     """Write a table's records to topics again. The same replay, repeated, writes nothing twice and goes on where it stopped."""
+    from topicsd.lake.scan import wanted_topics
     from topicsd.spark import replay as job
 
     there(lake)
-    names = [name.strip() for name in topics.split(",")] if topics else None
+    names = wanted_topics(topics, "--topics")
+    wanted_topics([to], "--to")
     frame = job.frame(session("replay", master), lake, topics=names, since=since, until=until, to=to)
     key = write_id or job.write_id(lake, topics=names, since=since, until=until, to=to)
     writer = frame.write.format("topicsd").options(url=url, writeId=key, **({"token": token} if token else {}))

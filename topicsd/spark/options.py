@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from topicsd._native.segment_scan import COLUMN_NAMES
 from topicsd.lake.pieces import OnRange
+from topicsd.lake.scan import wanted_topics
 from topicsd.limits import NAME_BYTES_MAX
 from topicsd.objects import OPTION_PREFIXES, is_url, storage_options
 from topicsd.topic_config import valid_topic_name
@@ -101,7 +102,7 @@ def parse(options: Mapping[str, str]) -> Options:
         raise OptionError(f"onCorrupt is fail or row, not {on_corrupt}")
     honest = "_kind" in columns  # else nobody could tell a range from a record
     return Options(
-        told.get("path", ""), told.get("url", ""), told.get("token"), storage_options(storage), _list(told.get("topics")), tuple(columns),
+        told.get("path", ""), told.get("url", ""), told.get("token"), storage_options(storage), _topics(told.get("topics")), tuple(columns),
         _number(told, "maxPartitionBytes") or 128 << 20,
         _number(told, "recordsPerPartition") or 250_000, _offsets(told, "startingOffsets", "earliest"), _offsets(told, "endingOffsets", "latest"),
         _number(told, "startingTimestamp", least=0), _number(told, "endingTimestamp", least=0),
@@ -191,8 +192,16 @@ def _named(options: Mapping[str, str], known: set[str]) -> tuple[dict[str, str],
     return told, {name: value for name, value in options.items() if name.lower() not in names}
 
 
-def _list(text: str | None) -> tuple[str, ...] | None:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _topics(text: str | None) -> tuple[str, ...] | None:
+    try:
+        wanted = wanted_topics(text)
+    except ValueError as wrong:
+        raise OptionError(str(wrong)) from None
+    return None if wanted is None else tuple(wanted)
 
 
 def _number(told: Mapping[str, str], name: str, least: int = 1) -> int | None:
