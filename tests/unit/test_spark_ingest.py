@@ -288,16 +288,18 @@ def with_datas(lake: Lake, *texts: str) -> None:
 
 
 def test_payloads_are_parsed_by_a_schema_and_those_that_do_not_fit_are_set_apart(lake: Lake, tmp_path: Path) -> None:
-    with_datas(lake, '{"n":1,"g":{"x":[1.5]}}', '{"n":"one"}', '{"n":2,\n "other":[]}', "[1]", '"text"', "{}", '{"n":null}')
+    with_datas(lake, '{"n":1,"g":{"x":[1.5]}}', '{"n":"one"}', '{"n":2,\n "other":[]}', "[1]", '"text"', "{}", '{"n":null}', '{"n":1.0}')
     (tmp_path / "schema.json").write_text('{"n": "bigint", "g": {"x": ["double"]}}')
     drain(job(lake, schema=payloads.load(tmp_path / "schema.json")))
     assert [(row["seq"], row["payload"]) for row in rows(lake)] == [
         (1, {"n": 1, "g": {"x": [1.5]}}), (3, {"n": 2, "g": None}), (6, {"n": None, "g": None}), (7, {"n": None, "g": None}),
     ]  # fmt: skip
     bad = rows(lake, "table_quarantine")
-    assert [(row["seq"], row["_kind"], row["data"]) for row in bad] == [(2, "bad", '{"n":"one"}'), (4, "bad", "[1]"), (5, "bad", '"text"')]
+    assert [(row["seq"], row["_kind"], row["data"]) for row in bad] == [
+        (2, "bad", '{"n":"one"}'), (4, "bad", "[1]"), (5, "bad", '"text"'), (8, "bad", '{"n":1.0}'),
+    ]  # fmt: skip
     assert all(row["_err"] for row in bad)
-    assert all(day["clean"] for day in days(lake)) and days(lake)[0]["quarantined"] == 3
+    assert all(day["clean"] for day in days(lake)) and days(lake)[0]["quarantined"] == 4
 
 
 def test_an_inferred_schema_stays_the_tables(lake: Lake) -> None:
