@@ -169,7 +169,8 @@ class Checkpoints:
         elif self._pool is not None and self.packing is None and self.store.clock.mono_ms() >= self.set_aside_ms:
             # The next snapshot may be larger than the last one, and a disk that was full may have room again.
             self.set_aside_ms = self.store.clock.mono_ms() + SET_ASIDE_EVERY_MS
-            self._do(self.set_aside, None)
+            if not self.kept or not snapshot.reserve_path(self.path).exists() or self.store.may_fill_soon():
+                self._do(self.set_aside, None)
 
     def set_aside(self) -> None:
         """Have room for the next snapshot set aside, as far as can be told how large it will be. A full disk is no error."""

@@ -211,12 +211,16 @@ class Store:
     def _keep_free(self) -> None:
         # Looking at every topic is for a disk that may fill before the next look: there is little of it, or the log has taken much since.
         written = sum(shard.written_position for shard in self.shards)
-        near = self.options.full_bytes and free_bytes(self.directory) < FULL_FACTOR * self.options.full_bytes
+        near = self.may_fill_soon()
         if near and abs(written - self._looked_at) >= self.options.full_bytes // FULL_FACTOR:
             self._looked_at, self._next_size = written, self.checkpoints.next_size()
         missing = self.reserve.missing() + snapshot.missing_reserve(self.path, self._next_size if near else 0)
         for shard in self.shards:
             shard.keep_free = missing
+
+    def may_fill_soon(self) -> bool:
+        """Tell whether little of the disk is left: what looks at every topic is worth it then."""
+        return self.options.full_bytes > 0 and free_bytes(self.directory) < FULL_FACTOR * self.options.full_bytes
 
     def refuses(self) -> bool:
         """Tell whether a shard takes no writes for want of room."""
