@@ -64,6 +64,7 @@ cdef class Sealer:
     cdef uint32_t copy_shard          # the frame that was verified last for a copy
     cdef uint64_t copy_first, copy_end
 
+    cdef bint sealed_live(self, const TopicView *view, uint64_t *records, uint64_t *size) noexcept nogil
     cdef uint64_t tail_records(self, const TopicView *view, uint64_t first) noexcept nogil
     cdef int first_held(self, const TopicView *view, uint64_t seq, index_entry *out) noexcept nogil
     cdef bint is_far_behind(self, const index_entry *entry, uint64_t bytes) noexcept nogil

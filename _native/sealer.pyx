@@ -131,14 +131,22 @@ cdef class Sealer:
 
     cdef uint64_t tail_records(self, const TopicView *view, uint64_t first) noexcept nogil:
         """About the live records that are not sealed: as tail_bytes."""
-        cdef const segment_row *rows = <const segment_row *>(self.shared.r.index + view.segments_offset)
-        cdef uint64_t sealed = 0
-        cdef uint32_t number
-        if view.segments_offset + view.segments_len * sizeof(segment_row) > self.shared.r.index_bytes:
+        cdef uint64_t sealed, size
+        if not self.sealed_live(view, &sealed, &size):
             return 0
-        for number in range(min(view.segments_len, <uint32_t>TAIL_BYTES_ROWS_MAX)):
-            sealed += rows[number].live
         return min(view.count - sealed if view.count > sealed else view.count, view.head + 1 - first)
+
+    cdef bint sealed_live(self, const TopicView *view, uint64_t *records, uint64_t *size) noexcept nogil:
+        """What is live in a topic's rows; False for a view that is no more."""
+        cdef const segment_row *rows = <const segment_row *>(self.shared.r.index + view.segments_offset)
+        cdef uint32_t number
+        records[0] = size[0] = 0
+        if view.segments_offset + view.segments_len * sizeof(segment_row) > self.shared.r.index_bytes:
+            return False
+        for number in range(min(view.segments_len, <uint32_t>TAIL_BYTES_ROWS_MAX)):
+            records[0] += rows[number].live
+            size[0] += rows[number].live_bytes
+        return True
 
     cdef int first_held(self, const TopicView *view, uint64_t seq, index_entry *out) noexcept nogil:
         """The first entry from a seq on that was not deleted: deleted ones hold nothing of the log, what stands behind them does."""
@@ -166,13 +174,9 @@ cdef class Sealer:
 
     cdef uint64_t tail_bytes(self, const TopicView *view, uint64_t first) noexcept nogil:
         """About the bytes that are not sealed: all but what the rows say."""
-        cdef const segment_row *rows = <const segment_row *>(self.shared.r.index + view.segments_offset)
-        cdef uint64_t sealed = 0
-        cdef uint32_t number
-        if view.segments_offset + view.segments_len * sizeof(segment_row) > self.shared.r.index_bytes:
+        cdef uint64_t records, sealed
+        if not self.sealed_live(view, &records, &sealed):
             return 0
-        for number in range(min(view.segments_len, <uint32_t>TAIL_BYTES_ROWS_MAX)):
-            sealed += rows[number].live_bytes
         if view.bytes > sealed:
             return view.bytes - sealed
         return view.bytes // max(view.count, <uint64_t>1) * min(view.count, view.head + 1 - first)

@@ -236,34 +236,33 @@ cdef uint64_t _next_slot(const Regions *regions, uint64_t slot, uint64_t high, u
     return high
 
 
-def firsts(Shared shared not None, uint32_t number):
-    """Return the first retained seq of each topic that has a row leading into a file: what stands before it is gone, whatever its row says."""
+cdef list _slots_of(Shared shared, uint32_t number):
+    """The slots that seem to have a row of the file."""
     cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)
     cdef list out = []
-    if number == 0:
-        return out
-    while True:
+    while number:
         with nogil:
             slot = _next_slot(&shared.r, slot, high, number)
         if slot == high:
-            return out
-        out.append((slot, load_relaxed_64(&shared.r.table[slot].earliest)))
+            break
+        out.append(slot)
         slot += 1
+    return out
+
+
+def firsts(Shared shared not None, uint32_t number):
+    """Return the first retained seq of each topic that has a row leading into a file: what stands before it is gone, whatever its row says."""
+    cdef uint64_t slot
+    return [(slot, load_relaxed_64(&shared.r.table[slot].earliest)) for slot in _slots_of(shared, number)]
 
 
 def ranges(Shared shared not None, uint32_t number):
     """Return the rows that lead into a file, each with a byte for each of its seqs: 0xD5 where it is deleted."""
-    cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)
+    cdef uint32_t slot
     cdef list out = []
-    if number == 0:
-        return out
-    while True:
-        with nogil:
-            slot = _next_slot(&shared.r, slot, high, number)
-        if slot == high:
-            return out
-        out += _of_slot(&shared.r, <uint32_t>slot, number)
-        slot += 1
+    for slot in _slots_of(shared, number):
+        out += _of_slot(&shared.r, slot, number)
+    return out
 
 
 # ---- the cold tier: this process's windows (cold_window.pxd) ----------------------------------------------------------------

@@ -21,7 +21,7 @@ SEQ_MAX = 2**63 - 1
 OnRange = Literal["fail", "row", "skip"]
 OnMissing = Literal["corrupt", "gap", "fail"]
 NEWER = 4
-_NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EIO}  # what stands under the name cannot be read: as damaged as a file can be
+_NO_FILE = {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EIO}  # none to read: as damaged as a file can be
 _DAMAGED_INDEX = {1, 2, 3, 6}  # short, not one, bad header, bad index: the data tells as much
 
 
@@ -119,7 +119,7 @@ class Reader:
         except FileNotFoundError as wrong:
             damage = f"{wrong.filename} is missing"
             if self._missing != "corrupt" and not self._files.there(piece.place):
-                self._lost(piece)
+                self._lost(piece, piece.place)
                 return
         except OSError as wrong:
             if wrong.errno not in _NO_FILE:
@@ -128,10 +128,9 @@ class Reader:
         if damage:
             yield from self._without_index(piece, piece.place, self._next(), damage)
 
-    def _lost(self, piece: Piece) -> None:
+    def _lost(self, piece: Piece, place: Place) -> None:
         if self._missing == "fail":
-            path = piece.place.data.path if piece.place else ""
-            raise GapError(piece.topic, piece.first_seq, piece.last_seq, f"missing: there is no {path}")
+            raise GapError(piece.topic, piece.first_seq, piece.last_seq, f"missing: there is no {place.data.path}")
         self._scanner.add_range(piece.topic.encode(), "gap", piece.first_seq, piece.last_seq, "missing")
 
     def _inside(self, ts: int | None) -> bool:
@@ -169,7 +168,7 @@ class Reader:
             self._examiner.examine(data, data_offset=offset, data_bytes=place.data_bytes, identity=identity)
             index = self._examiner.remade("index")
         except (OSError, SegmentError, _OtherError) as wrong:
-            if isinstance(wrong, OSError) and not isinstance(wrong, FileNotFoundError) and wrong.errno not in _NO_FILE:
+            if isinstance(wrong, OSError) and wrong.errno not in _NO_FILE:
                 raise
             last_seq = piece.last_seq or place.last_seq or first_seq
             if self._fails:
