@@ -15,7 +15,7 @@ from typing import Any
 import falcon.asgi
 import structlog
 
-from topicsd import errors
+from topicsd import errors, limits
 from topicsd._native import scan
 from topicsd.api import answers
 from topicsd.api.answers import performance
@@ -52,11 +52,10 @@ class Export(Route):
         asked = _read(json.loads(raw))
         wanted: list[str] | None = asked["topics"]
         if asked["seal"]:
-            for topic in self._names(wanted):
-                try:
-                    await seal(context, topic)
-                except (errors.TopicNotFound, errors.StorageReadOnly):  # what finds no room to be sealed is not exported: `lag_records` has it
-                    continue
+            left = self._names(wanted)
+            for at_once in limits.SEALS_AT_ONCE:
+                shares = [left[at::at_once] for at in range(min(at_once, len(left)))]
+                left = [topic for share in await asyncio.gather(*map(self._seal, shares)) for topic in share]
         report, found = await asyncio.to_thread(self._run, asked)
         lag = self._lag(found, wanted)
         for name, value in (("exports", 1), ("export_bytes", report["bytes_copied"])):
@@ -64,6 +63,17 @@ class Export(Route):
         context.figures.set("export_at_ms", context.now_ms)
         context.figures.set("export_lag", lag)
         answers.send(resp, report | {"lag_records": lag, "performance": performance(exchange)})
+
+    async def _seal(self, topics: list[str]) -> list[str]:
+        """Have topics sealed, one after the other; those that are not, or not all of them."""
+        left = []
+        for topic in topics:
+            try:
+                if not (await seal(self.context, topic))["sealed"]:
+                    left.append(topic)
+            except (errors.TopicNotFound, errors.StorageReadOnly):  # what finds no room to be sealed is not exported: `lag_records` has it
+                continue
+        return left
 
     def _names(self, wanted: list[str] | None) -> list[str]:
         """The chosen topics that there are now."""

@@ -125,6 +125,8 @@ HOT_RETAIN_SEGMENTS = 8  # of each topic, where there is a cold tier
 COLD_WAIT_MS = 2000  # a read waits for the cold tier for so long; then it is refused by 503
 COLD_FETCHES_MAX = 64  # of one request: each brings at least what the next record needs
 SEAL_WAIT_S_MAX = 30.0  # of a request that asks for a topic to be sealed
+# Of an export. The keeper takes all that wait when it looks, some times a second; what had no turn among so many is asked for once more, by a few.
+SEALS_AT_ONCE = (32, 4)
 DRAIN_MS = 10_000
 DRAIN_MS_MAX = 600_000
 HEAD_MS_MAX = 10_000  # from a connection's first byte to the end of its request head

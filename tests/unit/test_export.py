@@ -437,6 +437,39 @@ def test_a_file_of_the_export_that_is_none_or_holds_another_ones_bytes_is_damage
     assert any(files[0].name in row["_err"] for row in found if row["_kind"] == "corrupt")
 
 
+@pytest.mark.parametrize("instead", ["flipped", "swapped"])
+def test_a_run_that_verifies_makes_damaged_files_of_the_export_again(data: Path, tmp_path: Path, instead: str) -> None:
+    run(data, tmp_path / "to")
+    sound = scan(tmp_path / "to")
+    files = sorted((tmp_path / "to/parts").iterdir())
+    if instead == "swapped":
+        files[0].write_bytes(files[1].read_bytes()[: files[0].stat().st_size].ljust(files[0].stat().st_size, b"\0"))
+    else:
+        for path in files:
+            raw = bytearray(path.read_bytes())
+            raw[len(raw) // 3] ^= 1
+            path.write_bytes(raw)
+    assert run(data, tmp_path / "to").segments_copied == 0  # sizes are right: nothing is read again each minute
+    report = run(data, tmp_path / "to", verify=True)
+    assert report.segments_copied > 0 and report.segments_corrupt == 0
+    assert scan(tmp_path / "to") == sound
+    again = run(data, tmp_path / "to", verify=True)
+    assert (again.segments_copied, again.bytes_copied) == (0, 0)
+    done = CliRunner().invoke(main, ["export", "--to", str(tmp_path / "to"), "--data-dir", str(data), "--verify"])
+    assert done.exit_code == 0
+
+
+def test_a_damaged_manifest_says_how_to_go_on(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "to")
+    path = manifest.path_of(tmp_path / "to", 1)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ManifestError, match=r"remove the file .*export"):
+        run(data, tmp_path / "to")
+    path.unlink()
+    run(data, tmp_path / "to")
+    assert len(scan(tmp_path / "to")) == 2006
+
+
 def test_an_export_whose_manifests_have_gone_is_no_empty_one(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "to")
     shutil.rmtree(tmp_path / "to/manifests")

@@ -206,6 +206,20 @@ def test_what_retention_took_between_two_exports_fails_or_is_named_with_its_reas
     assert all(day["clean"] for day in days(lake))
 
 
+def test_a_server_whose_head_is_below_what_the_table_holds_of_its_epoch_fails_the_job() -> None:
+    from topicsd.spark import ingest
+    from topicsd.spark.live import Listing, LiveTopic
+
+    held = ingest.Held([("a", f"{7:016x}", 1, 100)])
+    asked = options.parse({"url": "http://x"})
+    with pytest.raises(GapError, match=r"topic a, seqs 51 to 100: .*restored or made anew"):
+        ingest.missing(Listing({"a": LiveTopic("a", 7, 1, 51, 100)}), held, asked, None)
+    assert ingest.missing(Listing({"a": LiveTopic("a", 7, 1, 101, 100)}), held, asked, None) == []
+    lax = options.parse({"url": "http://x", "failOnDataLoss": "false"})
+    assert ingest.missing(Listing({"a": LiveTopic("a", 7, 1, 51, 100)}), held, lax, None) == []
+    assert ingest.missing(Listing({"a": LiveTopic("a", 8, 1, 51, 100)}), held, asked, None)
+
+
 def test_what_was_deleted_is_no_gap(lake: Lake) -> None:
     lake.write("a", records(1, 20))
     lake.export()

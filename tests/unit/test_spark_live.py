@@ -11,6 +11,22 @@ from topicsd.spark import live, options, plan
 from topicsd.spark.live import LiveReader, Span
 
 
+def headed(head: int, **rest: Any) -> Any:
+    """What a server with such a head lists."""
+    return live.listing(FakeServer(a={"head": head} | rest), None)  # type: ignore[arg-type]
+
+
+def test_a_server_whose_head_is_below_what_was_read_of_its_epoch_fails_the_stream() -> None:
+    start = {"a": {"epoch": f"{7:016x}", "next_seq": 101}}
+    asked = options.parse({"url": "http://x"})
+    for head in (0, 50, 99):
+        with pytest.raises(GapError, match=f"topic a, seqs {head + 1} to 100: .*restored or made anew"):
+            plan.advanced(headed(head), start, asked)
+    assert plan.advanced(headed(100), start, asked) == start
+    assert plan.advanced(headed(50, epoch=8), start, asked)["a"]["epoch"] == f"{8:016x}"
+    assert plan.advanced(headed(50), start, options.parse({"url": "http://x", "failOnDataLoss": "false"})) == start
+
+
 class FakeServer:
     """Topics with records by seq, an epoch, an evict floor, a first seq that deletes have moved and holes (first, last), as diff has them.
 

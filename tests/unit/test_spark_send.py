@@ -258,6 +258,9 @@ def test_variants_become_json_wherever_they_are() -> None:
     assert data_of({"id": 1, "v": one}, kind=pyarrow.struct([("id", pyarrow.int64()), ("v", variant)])) == [f'{{"id":1,"v":{text}}}']
     assert data_of([one, None], kind=pyarrow.list_(variant)) == [f"[{text},null]"]
     assert data_of([("k", one)], kind=pyarrow.map_(pyarrow.string(), variant)) == [f'{{"k":{text}}}']
+    for digits in ("12345678901234567890123456789", "9" * 38, "0.1000000000000000055511151231257827", "-1.0000000000000000000000000000000000001"):
+        assert data_of(made(digits), kind=variant) == [digits]
+        assert data_of({"v": made(digits)}, kind=pyarrow.struct([("v", variant)])) == [f'{{"v":{digits}}}']
     nan = {"value": bytes([7 << 2]) + struct.pack("<d", math.nan), "metadata": one["metadata"]}  # of a double: the header, eight bytes
     with pytest.raises(SinkError, match=r"column data, row 2: .*no JSON"):
         data_of(one, nan, kind=variant)

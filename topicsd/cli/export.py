@@ -5,11 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 
+from topicsd import limits
+
 EXIT_FAILED = 2
+
+
+def _sealed(url: str, token: str | None, names: list[str], at_once: int) -> list[str]:
+    """Have topics sealed; those that are not, or not all of them. Raises ServerError."""
+    from topicsd.lake.server import Server
+
+    def some(mine: list[str]) -> list[str]:
+        with Server(url, token) as server:
+            return [name for name in mine if not server.seal(name)]
+
+    shares = [names[at::at_once] for at in range(min(at_once, len(names)))]
+    with ThreadPoolExecutor(at_once) as pool:
+        return [name for left in pool.map(some, shares) for name in left]
 
 
 @click.command()
@@ -21,6 +37,7 @@ EXIT_FAILED = 2
 @click.option("--url", envvar="TOPICS_URL", default="http://127.0.0.1:4000", show_default=True, help="the server, for --seal [TOPICS_URL]")
 @click.option("--token", envvar="TOPICS_TOKEN", help="for --seal; it needs the scope admin [TOPICS_TOKEN]")
 @click.option("--prune", is_flag=True, help="leave out what the source no longer has, and remove files that no kept manifest needs")
+@click.option("--verify", is_flag=True, help="read what the export has already, and copy again what is damaged")
 @click.option("--follow", is_flag=True, help="go on until SIGTERM or Ctrl-C")
 @click.option("--interval-ms", type=click.IntRange(min=1), default=10_000, show_default=True, help="time between two runs of --follow")
 def export(
@@ -32,6 +49,7 @@ def export(
     url: str,
     token: str | None,
     prune: bool,
+    verify: bool,
     follow: bool,
     interval_ms: int,
 ) -> None:
@@ -65,9 +83,10 @@ def export(
             storage = open_storage(target)
             if seal:
                 with Server(url, token) as server:
-                    for name in filter(lambda name: matches(name, wanted), server.topics()):
-                        server.seal(name)
-            report = Exporter(DirectorySource(data_dir), storage, topics=wanted, since=base, prune=prune, quiet=follow).run()
+                    left = [name for name in server.topics() if matches(name, wanted)]
+                for at_once in limits.SEALS_AT_ONCE:
+                    left = _sealed(url, token, left, at_once)
+            report = Exporter(DirectorySource(data_dir), storage, topics=wanted, since=base, prune=prune, quiet=follow, verify=verify).run()
             click.echo(orjson.dumps(report.line()))
             before = True
         except failures as wrong:

@@ -70,15 +70,19 @@ class _Raw:
 
 
 class Exporter:
-    """One run. `topics`: names or prefixes with * at the end; None: all. `quiet`: without anything new no manifest is written."""
+    """One run. `topics`: names or prefixes with * at the end; None: all. `quiet`: without anything new no manifest is written.
+
+    `verify`: what the export has already is read, and copied again where it is damaged.
+    """
 
     def __init__(
         self, source: Source, root: Path | Storage, *, topics: Iterable[str] | None = None, since: Manifest | None = None, prune: bool = False,
-        quiet: bool = False, now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        quiet: bool = False, verify: bool = False, now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:  # fmt: skip
         self.source, self.storage = source, open_storage(root)
         self._wanted = None if topics is None else list(topics)
-        self._since, self._prune, self._quiet, self._now_ms = since, prune, quiet, now_ms
+        self._since, self._prune, self._quiet, self._verify, self._now_ms = since, prune, quiet, verify, now_ms
+        self._read: tuple[str, bytes] = "", b""  # the file that was verified last
         self._run = secrets.token_hex(8)
         self._examiner = Examiner()
         self._report = Report()
@@ -168,13 +172,19 @@ class Exporter:
         self._rows[topic.name].append(row)
 
     def _whole(self, row: Row) -> bool:
-        """Say whether the file that holds a row's parts is there, and long enough."""
+        """Say whether the file that holds a row's parts is there, and long enough; or, in a run that verifies, whether it holds them."""
         if row.file not in self._sizes:
             try:
                 self._sizes[row.file] = self.storage.size(row.file)
             except FileNotFoundError:
                 self._sizes[row.file] = 0
-        return self._sizes[row.file] >= row.end_offset
+        if self._sizes[row.file] < row.end_offset:
+            return False
+        if not self._verify:
+            return True
+        if self._read[0] != row.file:
+            self._read = row.file, self.storage.read(row.file)
+        return xxhash.xxh3_64_hexdigest(memoryview(self._read[1])[row.data_offset : row.end_offset]) == row.parts_xxh3
 
     def _keep(self, name: str, raw: bytes) -> None:
         """Have the bytes under a name, which says what they are, verified there."""
@@ -225,6 +235,8 @@ class Exporter:
         final, unfinished = folder.root / name, folder.root / f"{name}.{self._run}.tmp"
         self._sizes.pop(name, None)
         try:
+            if self._verify:  # that it is sound is not known
+                raise FileNotFoundError
             os.utime(final)  # a run that was killed has copied it; a prune leaves young files alone
         except FileNotFoundError:
             with unfinished.open("w+b") as out:

@@ -27,6 +27,10 @@ class ManifestError(Exception):
     """Say why a manifest can not be used."""
 
 
+class _DamagedError(ManifestError):
+    """A manifest that does not read as it was written."""
+
+
 @dataclass(frozen=True)
 class Row:
     """Seqs first_seq .. last_seq of a topic, in the segment segment_first .. segment_last whose parts stand in `file`.
@@ -189,14 +193,14 @@ def parse(raw: bytes, where: object = "manifest") -> Manifest:
         if head["format_version"] > FORMAT_VERSION:
             raise ManifestError(f"{where}: format version {head['format_version']}, this version knows {FORMAT_VERSION}")
         if end.get("end") is not True or end["xxh3"] != xxhash.xxh3_64_hexdigest(raw[:cut]):
-            raise ManifestError(f"{where}: damaged: its checksum differs")
+            raise _DamagedError(f"{where}: damaged: its checksum differs")
         topics = {}
         for line in raw[:cut].splitlines()[1:]:
             told = orjson.loads(line)
             topics[told["topic"]] = _topic(told)
         return Manifest(head["number"], head["run"], head["written_ms"], topics)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
-        raise ManifestError(f"{where}: damaged: {wrong}") from wrong
+        raise _DamagedError(f"{where}: damaged: {wrong}") from wrong
 
 
 _FIELDS = [one.name for one in fields(Row)]
@@ -250,6 +254,8 @@ def latest(root: Path | Storage) -> Manifest | None:
             return read(storage, found[-1])
         except FileNotFoundError:
             continue  # it has been pruned: newer ones are there
+        except _DamagedError as wrong:
+            raise ManifestError(f"{wrong}; remove the file to go on from the manifest before it, then run topicsd export") from wrong
     raise ManifestError(f"{storage}: its manifests go faster than they can be read")
 
 

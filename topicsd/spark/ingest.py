@@ -83,7 +83,9 @@ def missing(
         for topic in due(topics[name], held):
             epoch, before = f"{topic.epoch:016x}", len(out)
             mine = held.of(name, epoch)
-            if not mine:
+            if mine:
+                plan.check_head(topic, name, mine[-1][1] + 1, options)
+            else:
                 floors[name, epoch] = topic.evict_floor
             begin = min([topic.first_seq, *(first for first, _ in mine[:1])])
             for first, last in held.missing(name, epoch, begin, topic.next_seq - 1):

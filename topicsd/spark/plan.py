@@ -221,6 +221,8 @@ def _advanced(found: Manifest | Listing, start: Offsets, options: Options, recor
             out[name] = beginning(topic)
             continue
         mine, after = _from(topic, int(start[name]["epoch"], 16))
+        if mine is not None:
+            check_head(mine, name, start[name]["next_seq"], options)
         begin = max(start[name]["next_seq"], min(start[name].get("earliest_seq", 0), mine.next_seq if mine else 0))
         if mine is not None and mine.next_seq > begin:
             waiting[name] = mine, begin
@@ -243,6 +245,16 @@ def _advanced(found: Manifest | Listing, start: Offsets, options: Options, recor
             out[name] = _moved(start[name], mine.behind_gap(begin + took))
         left -= took
     return {name: out[name] for name in sorted(out)}
+
+
+def check_head(topic: Extent, name: str, next_seq: int, options: Options) -> None:
+    """Raise GapError when a server's head is below what was read of its epoch, unless losses are let go. An export may be an older one."""
+    if not isinstance(topic, LiveTopic) or topic.next_seq >= next_seq:
+        return
+    why = "the server's head is below what was read of this epoch: its data was restored or made anew"
+    if options.fail_on_loss:
+        raise GapError(name, topic.next_seq, next_seq - 1, f"{why}; failOnDataLoss=false waits until the head has passed it")
+    log.warning("topic %s, seqs %d to %d: %s", name, topic.next_seq, next_seq - 1, why)
 
 
 def of_epoch(topic: T, epoch: int) -> T | None:

@@ -17,6 +17,7 @@ from topicsd.spark.send import Row, SinkError
 if TYPE_CHECKING:
     import pyarrow
 
+VARIANT_DIGITS = 80  # of a product of two numbers of 38
 COLUMNS = ("topic", "data", "tag", "node", "meta")
 
 
@@ -129,7 +130,9 @@ def _converter(kind: pyarrow.DataType) -> Callable[[Any], str]:
 def _variant(value: dict[str, bytes]) -> str:
     from pyspark.sql.types import VariantVal
 
-    text = str(VariantVal(value["value"], value["metadata"]).toJson())
+    with decimal.localcontext() as context:  # pyspark reckons with its numbers: 28 digits of 38 would be left
+        context.prec = VARIANT_DIGITS
+        text = str(VariantVal(value["value"], value["metadata"]).toJson())
     if "nan" in text.lower() or "inf" in text.lower():  # as numbers, or in a string
         try:
             json.loads(text, parse_constant=_no_json)
