@@ -228,7 +228,10 @@ def test_a_port_that_is_in_use_is_told_at_once_and_nothing_is_made(tmp_path):
 )
 def test_a_wrong_setting_ends_the_start_with_a_message_that_names_it(tmp_path, env, told):
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-    ended = subprocess.run(SERVE, env=plain | {"TOPICS_DATA_DIR": str(tmp_path)} | env, capture_output=True, text=True, timeout=100)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    usual = {"TOPICS_DATA_DIR": str(tmp_path), "TOPICS_PORT": str(port)}  # `make run` may stand on the default port
+    ended = subprocess.run(SERVE, env=plain | usual | env, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2 and told in ended.stderr and "sesame" not in ended.stderr and "Traceback" not in ended.stderr
 
 
