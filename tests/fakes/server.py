@@ -83,6 +83,22 @@ class Server:
     def write(self, topic: str, data: Any, **members: Any) -> tuple[int, Any]:
         return self.ask("POST", f"/v0/topics/{topic}", {"records": [{"data": data}], **members})
 
+    def read_all(self, topic: str) -> list[Any]:
+        """Return every record of a topic, page by page; a writer that is just coming back is waited for."""
+        records: list[Any] = []
+        page: Any = {"caught_up": False, "next_from_seq": 0}
+        while not page["caught_up"]:
+            cursor = page["next_from_seq"]
+            deadline = time.monotonic() + PATIENCE_S
+            while (told := self.ask("POST", f"/v0/topics/{topic}/diff", {"from_seq": cursor, "limit": 1000}))[0] != 200:
+                assert told[0] == 503 and told[1]["error"]["code"] == "not_ready", told
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.01)
+            page = told[1]
+            records += page["records"]
+            assert [record["$seq"] for record in page["records"]] == list(range(cursor + 1, page["next_from_seq"] + 1))
+        return records
+
     def children(self, what: str = "") -> list[int]:
         """Name the children; what: writer or keeper, by their own word, worker for the others."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
