@@ -33,7 +33,7 @@ JOBS = min(os.cpu_count() or 1, 8)
 BUILD = "build/trace" if TRACE else "build/sanitize" if SANITIZE else "build/debug" if DEBUG else "build"
 
 # Wheels are portable: the compiler's baseline for the machine's family (SSE2 on x86-64), never -march=native.
-COMPILE = ["-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unused-but-set-variable"]
+COMPILE = ["-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unused-but-set-variable", "-Werror=overflow"]
 COMPILE += ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer"] if DEBUG else ["-O3"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if SANITIZE else []
 

@@ -4,9 +4,12 @@
  * scanner. `wrong` is the first byte that no valid text could have there (the end, when the text breaks off): the text before it
  * is the beginning of a valid one.
  *
- * Nothing reads at or past `end`: 16 bytes are loaded only below `vector_end`, 64 only below `wide_end`. A scanner whose vector_end
- * is its begin takes the portable path (so does a build without SSE2, or with TOPICSD_SCALAR), one whose wide_end is its begin does
- * without AVX2 (which is asked of the machine, not of the compiler): tests run all three.
+ * Nothing reads at or past `end`: 16 bytes are loaded only below `vector_end`, 64 only below `block_end` and `wide_end`. A scanner
+ * whose vector_end is its begin takes the portable path (so does a build without SSE2, or with TOPICSD_SCALAR), one whose wide_end is
+ * its begin does without AVX2 (which is asked of the machine, not of the compiler): tests run all three.
+ *
+ * Where strings are short, several lie in one block of 64 bytes: what stops a string is looked for once a block and kept as bits
+ * (`stops`), so that the next string's end is a shift away, not a load, a comparison and a branch on its length.
  */
 #ifndef TOPICSD_JSON_SCAN_H
 #define TOPICSD_JSON_SCAN_H
@@ -35,7 +38,9 @@ enum json_why {
 };
 
 struct json_scanner {
-    const uint8_t *begin, *end, *vector_end, *wide_end;
+    const uint8_t *begin, *end, *vector_end, *block_end, *wide_end;
+    uint64_t stops;       /* bit n: block[n] is a quote, a backslash, a control character or not ASCII */
+    const uint8_t *block; /* NULL: none yet */
     const uint8_t *wrong;
     int why;
     uint32_t depth_max;
@@ -54,6 +59,9 @@ static inline void json_begin(struct json_scanner *s, const uint8_t *text, size_
 #else
     s->wide_end = text;
 #endif
+    s->block_end = path == JSON_PORTABLE || length < 64 ? text : text + length - 63;
+    s->block = NULL;
+    s->stops = 0;
     s->wrong = NULL;
     s->why = JSON_FINE;
     s->depth_max = depth_max < JSON_DEPTH_MAX ? depth_max : JSON_DEPTH_MAX;
@@ -181,24 +189,44 @@ static __attribute__((target("avx2"), noinline)) const uint8_t *json_run_wide(co
 }
 #endif
 
+#ifdef JSON_SSE2
+static inline uint32_t json_stops(const uint8_t *p)
+{
+    __m128i block = _mm_loadu_si128((const __m128i *)p);
+    __m128i stop = _mm_or_si128(_mm_cmpeq_epi8(block, _mm_set1_epi8('"')), _mm_cmpeq_epi8(block, _mm_set1_epi8('\\')));
+    /* signed: below 0x20 are the control characters and every byte >= 0x80 */
+    return (uint32_t)_mm_movemask_epi8(_mm_or_si128(stop, _mm_cmplt_epi8(block, _mm_set1_epi8(0x20))));
+}
+#endif
+
 /* `p` stands behind the opening quote. Returns the closing quote; sets *escaped when there was an escape. */
 static inline const uint8_t *json_string(struct json_scanner *s, const uint8_t *p, int *escaped)
 {
     for (;;) {
 #ifdef JSON_SSE2
+        for (;;) {
+            uint64_t ahead;
+            if ((uintptr_t)p - (uintptr_t)s->block >= 64) {
+                if (p >= s->block_end)
+                    break;
+                s->stops = json_stops(p) | (uint64_t)json_stops(p + 16) << 16 | (uint64_t)json_stops(p + 32) << 32 | (uint64_t)json_stops(p + 48) << 48;
+                s->block = p;
+            }
+            if ((ahead = s->stops >> (p - s->block))) {
+                p += __builtin_ctzll(ahead);
+                goto stopped;
+            }
+            p = s->block + 64;
+            if (p < s->wide_end)
+                p = json_run_wide(p, s->wide_end);
+        }
         while (p < s->vector_end) {
-            __m128i block = _mm_loadu_si128((const __m128i *)p);
-            __m128i stop = _mm_or_si128(_mm_cmpeq_epi8(block, _mm_set1_epi8('"')), _mm_cmpeq_epi8(block, _mm_set1_epi8('\\')));
-            /* signed: below 0x20 are the control characters and every byte >= 0x80 */
-            stop = _mm_or_si128(stop, _mm_cmplt_epi8(block, _mm_set1_epi8(0x20)));
-            unsigned mask = (unsigned)_mm_movemask_epi8(stop);
+            uint32_t mask = json_stops(p);
             if (mask) {
                 p += __builtin_ctz(mask);
                 goto stopped;
             }
             p += 16;
-            if (p < s->wide_end)
-                p = json_run_wide(p, s->wide_end);
         }
 #endif
         while (p < s->end && *p != '"' && *p != '\\' && *p >= 0x20 && *p < 0x80)
@@ -229,6 +257,16 @@ static inline const uint8_t *json_digits(struct json_scanner *s, const uint8_t *
 {
     if (p == s->end || *p < '0' || *p > '9')
         return json_fail(s, p, JSON_UNEXPECTED);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    while (s->end - p >= 8) { /* eight at once: a digit less '0' is below 10, so 0x76 more does not reach bit 7 */
+        uint64_t eight, other;
+        memcpy(&eight, p, sizeof eight);
+        eight ^= 0x3030303030303030u;
+        if ((other = (eight | (eight + 0x7676767676767676u)) & 0x8080808080808080u)) /* a carry only reaches what stands behind the first */
+            return p + (__builtin_ctzll(other) >> 3);
+        p += 8;
+    }
+#endif
     while (p < s->end && *p >= '0' && *p <= '9')
         p++;
     return p;

@@ -109,7 +109,7 @@ cdef class Shard:
     cdef uint64_t fill_bytes(self) noexcept nogil
     cdef int prepare_now(self, bint waited_for) noexcept nogil
     cdef int prepare_file(self, bint waited_for) noexcept nogil
-    cdef uint64_t keep_spares(self) noexcept nogil
+    cdef uint64_t keep_spares(self, uint64_t now_ns) noexcept nogil
     cdef int prepare_once(self) noexcept nogil
     # The preparer's thread: until stop(). After a failure tries again every 200 ms, and then clears ENOSPC.
     cdef void prepare_loop(self) noexcept nogil

@@ -42,8 +42,11 @@ class Shard:
         """Make everything flushed durable. Raises OSError, and then the shard is read-only."""
     def prepare(self) -> None:
         """Make the next file when there is none. Raises OSError."""
-    def keep_spare(self) -> float:
-        """Do as the preparer does when it has nothing to prepare: make or remove one spare file if it is time. Seconds until the next look."""
+    def keep_spare(self, later_s: int = 0) -> float:
+        """Do as the preparer does, so many seconds from now, when it has nothing to prepare: make or remove one spare file if it is time.
+
+        Seconds until the next look.
+        """
     @property
     def spares(self) -> int:
         """Files that wait for the next flood."""

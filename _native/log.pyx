@@ -797,10 +797,10 @@ cdef class Shard:
             result = self.make_next(size, filled, &s.prepared)
         return result
 
-    cdef uint64_t keep_spares(self) noexcept nogil:
+    cdef uint64_t keep_spares(self, uint64_t now_ns) noexcept nogil:
         # Fill or drop one if it is time; the nanoseconds until the next look. The preparer.
         cdef ShardState *s = self.state
-        cdef uint64_t now_ns = clock_mono_ns(), next_ns = SPARE_LOOK_NS, written = self.written(), grown = written - s.spares.looked_at
+        cdef uint64_t next_ns = SPARE_LOOK_NS, written = self.written(), grown = written - s.spares.looked_at
         cdef uint32_t due, serial = s.spares.next_serial
         cdef int fd
         s.spares.looked_at = written
@@ -836,7 +836,7 @@ cdef class Shard:
             if load_acquire_64(&s.stopping):
                 break
             if load_acquire_64(&s.prepared_ready):
-                wait_ns = self.keep_spares()
+                wait_ns = self.keep_spares(clock_mono_ns())
                 futex_wait(&s.prepare_bell, bell, <int64_t>wait_ns)
             elif self.prepare_once() < 0 or not load_acquire_64(&s.prepared_ready):
                 futex_wait(&s.prepare_bell, bell, PREPARE_RETRY_NS)
@@ -1194,11 +1194,14 @@ cdef class Shard:
             result = self.prepare_once()
         checked(result, self.directory)
 
-    def keep_spare(self) -> float:
-        """Do as the preparer does when it has nothing to prepare: make or remove one spare file if it is time. Seconds until the next look."""
+    def keep_spare(self, uint64_t later_s=0) -> float:
+        """Do as the preparer does, so many seconds from now, when it has nothing to prepare: make or remove one spare file if it is time.
+
+        Seconds until the next look.
+        """
         cdef uint64_t wait_ns
         with nogil:
-            wait_ns = self.keep_spares()
+            wait_ns = self.keep_spares(clock_mono_ns() + later_s * 1000000000)
         return wait_ns / 1e9
 
     @property

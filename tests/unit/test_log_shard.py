@@ -592,6 +592,15 @@ def test_spares_go_when_the_disk_is_nearly_full(directory: Path, files: FaultyFi
     wait_until(lambda: shard.keep_spare() is not None and shard.spares == 3)
 
 
+def test_spares_are_given_back_ten_minutes_after_the_last_flood(directory: Path) -> None:
+    shard = with_spares(directory)
+    for _ in range(3):
+        assert (shard.keep_spare(later_s=590) > 0, shard.spares) == (True, 3)
+    for left in (2, 1, 0):
+        assert (shard.keep_spare(later_s=610) > 0, shard.spares) == (True, left)
+    assert spare_files(directory) == []
+
+
 @pytest.mark.parametrize("kind", ["open", "fallocate", "pwritev", "fsync", "blank"])
 def test_a_spare_that_cannot_be_made_is_none_and_leaves_nothing(directory: Path, files: FaultyFiles, kind: str) -> None:
     shard = flooded(directory, files)
