@@ -558,7 +558,7 @@ cdef class EngineCore(ReplayCore):
     def slots_to_jump(self, bint ceilings, dict damaged not None):
         """Return the slots of topics whose head may have to jump: its ceiling is above it, or damage stands behind the topic's last frame.
 
-        `ceilings`: of all topics, else of ephemeral ones. `damaged`: by shard, the highest position of a damaged range.
+        `ceilings`: of all topics, else of ephemeral ones. `damaged`: by shard, the last position that is damaged.
         """
         cdef uint64_t slot
         cdef uint64_t highest[8]    # SHARDS_MAX

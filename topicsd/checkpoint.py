@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from topicsd import limits, snapshot
+from topicsd import limits, snapshot, synced
 from topicsd._native import checkpoint, file_ops, log_pins, log_walk, note_rows, seal_core, taking
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
@@ -54,6 +54,7 @@ WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold
 FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, however fast it came
 RETRY_MS = 10_000  # after a snapshot that could not be written
 SET_ASIDE_EVERY_MS = 5_000
+SYNCED_NOTE_EVERY_MS = 5_000  # while the log is written; at rest at once
 FULL_EVERY_MS = 1_000  # on a full disk, in place of a minute
 
 log = structlog.get_logger("checkpoint")
@@ -135,6 +136,8 @@ class Checkpoints:
         self.published = 0
         self.size = self.digest = 0  # of the newest snapshot's file
         self.removed_log_files = self.removed_segment_files = 0
+        self.noted: list[int] = []  # by shard: what is noted to be synced
+        self.noted_ms = 0
         self.not_before_ms = self.set_aside_ms = 0
         self.closing = False
         self.held = False  # files would go, but somebody has pinned the directory
@@ -176,6 +179,21 @@ class Checkpoints:
         """Have room for the next snapshot set aside, as far as can be told how large it will be. A full disk is no error."""
         with contextlib.suppress(OSError):
             snapshot.reserve(self.path, self.store.files, self.next_size())
+
+    def note_synced(self, at_rest: bool) -> None:
+        """Note outside the log how far it is synced: at rest, and now and then while it is written. A disk that refuses is no error."""
+        store = self.store
+        positions = [shard.synced_position for shard in store.shards]
+        now_ms = store.clock.mono_ms()
+        if positions == self.noted or not (at_rest or now_ms >= self.noted_ms + SYNCED_NOTE_EVERY_MS):
+            return
+        if self.packing is None and (self._running is None or self.closing):
+            self.noted, self.noted_ms = positions, now_ms
+            self._do(lambda: self._note(positions), None)
+
+    def _note(self, positions: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            synced.write(self.path, self.store.files, positions, self.store.clock.wall_ms())
 
     def next_size(self) -> int:
         """About how large the next snapshot may become: the rows of records that are not sealed grow with the log."""
@@ -551,6 +569,8 @@ class Checkpoints:
             self._give_up()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+            self._pool = None
+        self.note_synced(at_rest=True)
 
 
 def _give_way() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from topicsd import snapshot
+from topicsd import snapshot, synced
 from topicsd._native import seal_core, upkeep
 from topicsd._native.checkpoint import TableFullError
 from topicsd._native.engine_core import EngineCore, walk_shard
@@ -150,9 +150,11 @@ class Store:
             replayer.highest_id = loaded.snapshot.header["next_topic_id"] - 1
             replayer.id_ceiling = loaded.snapshot.header["id_ceiling"]
         reports = []
+        noted = self._noted()
         for number, shard in enumerate(self.shards):
             moment = loaded.moment[number]
-            reports.append(walk_shard(self.sequencer, self.files, shard.directory, number, moment, moment))
+            known = max(moment, noted[number] if number < len(noted) else 0)
+            reports.append(walk_shard(self.sequencer, self.files, shard.directory, number, moment, known))
             if replayer.failed is not None:
                 raise replayer.failed
             progress((number + 1) / len(self.shards))
@@ -168,7 +170,7 @@ class Store:
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports, loaded.snapshot is not None)))
         if homeless:
             self.degraded.append(f"{homeless} routers whose topics no frame creates")
-        damages = {number: [(each.position, each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
+        damages = {number: [(each.position, each.position + each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
         self._note_snapshot(loaded)
         self._note_damage(reports, replayer)
         if plan.far_ids:
@@ -183,6 +185,15 @@ class Store:
         self.found = replayer.found
         self.sequencer.sync()
         self.sequencer.settle_durable_heads()
+
+    def _noted(self) -> list[int]:
+        try:
+            return synced.read(self.path)
+        except synced.NewerNoteError as newer:
+            raise LogFormatError(f"{newer}; nothing has been changed") from None
+        except (synced.NoteError, OSError) as wrong:
+            self.degraded.append(str(wrong))
+            return []
 
     def _start_shards(self, reports: list[WalkReport]) -> None:
         # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.

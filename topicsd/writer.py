@@ -171,6 +171,7 @@ class Loop:
                     shard.write_mark(self.store.clock.wall_ms())
         else:
             self.idle_ticks = 0
+        self.store.checkpoints.note_synced(at_rest=self.idle_ticks > MARK_AFTER_TICKS)
 
     def _feel_pressure(self) -> None:
         """Let groups gather for longer while a worker is pressed: fewer syncs leave more of the machine to the rest (D §3.1)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from topicsd import snapshot
+from topicsd import snapshot, synced
 from topicsd._native import log_walk
 from topicsd._native.log_walk import LogFormatError
 from topicsd.backup import manifest
@@ -98,10 +98,17 @@ class Backup:
     def _logs(self, needed: list[list[int]], moments: list[list[int]]) -> list[int]:
         """Copy the log, from what the oldest snapshot needs on; return where each shard's copy ends."""
         ends: list[int] = []
+        try:
+            noted = synced.read(self.data_dir)  # before the log is looked at: it only grows
+        except synced.NewerNoteError as newer:
+            raise BackupError(str(newer)) from None
+        except (synced.NoteError, OSError) as wrong:
+            noted = []
+            self.notes.append(str(wrong))
         for folder in sorted((self.data_dir / "log").glob("shard-[0-9][0-9]")):
             shard = int(folder.name[-2:])
             below = min((each[shard] if shard < len(each) else 0 for each in needed), default=0)
-            known = max((each[shard] if shard < len(each) else 0 for each in moments), default=0)
+            known = max((each[shard] if shard < len(each) else 0 for each in [*moments, noted]), default=0)
             files = log_walk.list_files(os.fsencode(folder))
             first = max((file.first_position for file in files if file.first_position <= below), default=below)
             try:

@@ -173,7 +173,7 @@ def log_state(reports: list[Any], snapshot: bool = False) -> str:
 
 
 def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
-    """Jump topics over what is gone. `damages`: by shard, (position, bytes) of damaged ranges.
+    """Jump topics over what is gone. `damages`: by shard, (first position, end) of damaged ranges.
 
     Returns the holes to log as (slot, first seq, last seq, reason). Called once, after every shard was walked.
     """
@@ -181,13 +181,15 @@ def settle(engine: Engine, found: Found, plan: Plan, damages: dict[int, list[tup
     jumps: dict[int, tuple[int, int, int]] = {}  # slot -> (head, target, reason)
     found.topics += sequencer.topics
     far = plan.jump or plan.corrupt_tail
-    damaged = {shard: max(position for position, _size in ranges) for shard, ranges in damages.items() if ranges} if plan.corrupt_tail else {}
+    damaged = {shard: max(end for _first, end in ranges) - 1 for shard, ranges in damages.items() if ranges} if plan.corrupt_tail else {}
     for slot in sorted({*sequencer.slots_to_jump(plan.jump, damaged), *(engine.routers.slots() if far else ())}):
         topic = sequencer.topic(slot)
         head, ceiling = topic["head"], topic["ceiling_asked"]
         reason, target = 0, head
         if plan.corrupt_tail:
-            lost = sum(size for position, size in damages.get(topic["shard"], []) if position > topic["last_position"])
+            # A snapshot's moment may lie inside a range: what stood behind it is lost, what stood before is not.
+            from_position = topic["last_position"] + 1
+            lost = sum(max(end - max(first, from_position), 0) for first, end in damages.get(topic["shard"], []))
             if lost:
                 reason, target = frames.LOSS_CORRUPT, head + lost // RECORD_BYTES_MIN + 1
                 found.corrupt_tails += 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from topicsd import synced
 from topicsd._native import frame, segment_pack
 from topicsd._native.segment import STATUS, Header, SegmentError, SegmentView, frame_at, header_of
 from topicsd.segments.dump_snapshot import show_snapshot
@@ -94,6 +95,15 @@ def _log(path: Path, raw: bytes) -> Iterator[Line]:
                 end += 8
             yield {"offset": at, "damage": str(frame.FrameError(status)), "bytes": min(end, len(raw)) - at}
             at = end
+
+
+def _synced(path: Path, raw: bytes) -> Iterator[Line]:
+    try:
+        positions, wall_ms = synced.parse(path, raw)
+    except (synced.NoteError, synced.NewerNoteError) as wrong:
+        yield {"offset": 0, "damage": str(wrong)}
+        return
+    yield {"offset": 0, "type": "synced", "ts": wall_ms, "positions": positions}
 
 
 def _frame(parsed: frame.Frame) -> Line:
@@ -240,6 +250,7 @@ FORMATS: dict[bytes, Callable[[Path, bytes], Iterator[Line]]] = {
     b"TPSGDEL1": _part("flags"),
     b"TPPPACK1": _pack,
     b"TPSNAP": show_snapshot,
+    synced.MAGIC: _synced,
 }
 SUFFIXES = {
     ".log": _log,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topicsd import snapshot
+from topicsd import snapshot, synced
 from topicsd._native import log_walk
 from topicsd._native.segment import SegmentError
 from topicsd.segments import names
@@ -113,10 +113,19 @@ def _check_snapshots(data_dir: Path, report: Report) -> None:
 
 
 def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
+    noted: list[int] = []
+    try:
+        noted = synced.read(data_dir)
+    except synced.NewerNoteError as newer:
+        report.refused.append(str(newer))
+        return
+    except (synced.NoteError, OSError) as wrong:
+        report.problems.append(Problem(synced.path_of(data_dir), 0, str(wrong)))
     for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
         shard = int(folder.name[-2:])
         try:
             begins, known = _log_begins(data_dir, folder, shard, report)
+            known = max(known, noted[shard] if shard < len(noted) else 0)
             walked = log_walk.check(folder, shard, from_position=begins, known=known)
         except log_walk.LogFormatError as wrong:
             report.refused.append(str(wrong))
