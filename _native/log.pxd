@@ -67,7 +67,8 @@ cdef class Shard:
     cdef void attach(self, shard_line *line, log_file_row *rows) noexcept nogil
 
     # Reserve `frame_bytes` (multiple of 8) and give the position. 0; LOG_FLUSH_FIRST; -ENOSPC: no room but the reserve (which `privileged`
-    # frames may use: deletes, floors, topic deletes, marks); -EROFS: poisoned; -EFBIG: more files than rows.
+    # frames may use: deletes, floors, topic deletes, marks; when it is used up, a small file of what is kept free); -EROFS: poisoned; -EFBIG: more
+    # files than rows. A frame never reaches beyond its file, and one that is not `privileged` leaves the reserve behind it, or a next file.
     # A place that no frame is queued for before the next place or flush is given back.
     # May rotate, and then queues the new file's START by itself. Blocks only when the next file is not ready in time.
     cdef int place(self, uint32_t frame_bytes, bint privileged, uint64_t *position) noexcept nogil
@@ -144,9 +145,9 @@ cdef class Shard:
     cdef void begin_file_group(self) noexcept nogil
     cdef void poison_with(self, int error) noexcept nogil
     cdef void clear_read_only(self) noexcept nogil
-    cdef int have_next(self, uint64_t frame_bytes) noexcept nogil
+    cdef int have_next(self, uint64_t frame_bytes, bint privileged) noexcept nogil
     cdef int make_next(self, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil
-    cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil
+    cdef int make_sized(self, uint64_t bytes, bint privileged) noexcept nogil
     cdef int rotate(self, uint64_t previous_end) noexcept nogil
     cdef void add_row(self, uint64_t first_position, uint64_t bytes) noexcept nogil
     cdef int sync_pass(self) noexcept nogil

@@ -15,6 +15,7 @@ class Shard:
     file_system: FileSystem
     group_commit_ms: float
     keep_free: int
+    starved: bool
 
     def __init__(
         self,

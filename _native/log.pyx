@@ -88,6 +88,7 @@ cdef struct ShardState:
     FlyingGroup flight[FLIGHTS_MAX]     # groups that are being written in the background, the oldest at flights_first
     uint32_t flights_first, flights
     int way                           # of the group: 0 not decided, WAY_DIRECT, WAY_CACHED
+    uint64_t starved_ns               # when a frame that frees something found no room for a file; 0: that is over
     bint keep_cached                  # somebody seems to read what this group holds
     uint64_t frames_end               # position after the last frame that is not a mark
     uint64_t stamped                  # highest `synced` that a queued frame carries
@@ -355,13 +356,13 @@ cdef class Shard:
         if frame_bytes > left or s.placed >= PARTS_MAX - 1:
             if s.placed or s.flights:
                 return LOG_FLUSH_FIRST
-            result = self.have_next(frame_bytes)
+            result = self.have_next(frame_bytes, privileged)
             if result == 0:
                 result = self.rotate(s.end)
             if result < 0:
                 return result
         elif not privileged and left - frame_bytes < s.reserve_bytes and not load_acquire_64(&s.prepared_ready):
-            result = self.have_next(0)  # what is left is the reserve, unless there is a next file
+            result = self.have_next(0, False)  # what is left is the reserve, unless there is a next file
             if result < 0:
                 return result
         position[0] = s.end
@@ -631,26 +632,27 @@ cdef class Shard:
 
     # ---- the writer: the next file --------------------------------------------------------------------------------------
 
-    cdef int have_next(self, uint64_t frame_bytes) noexcept nogil:
-        # Have a next file that takes a frame of this size: 0, or -ENOSPC (whatever the reason is; read_only has it).
+    cdef int have_next(self, uint64_t frame_bytes, bint privileged) noexcept nogil:
+        # Have a next file that takes a frame of this size, with the reserve behind one that frees nothing: 0, or -ENOSPC (whatever the reason is;
+        # read_only has it). What frees something may have a small one of what is to be kept free: sealing, for which that is kept, needs the log too.
         cdef ShardState *s = self.state
+        cdef uint64_t needed = frame_bytes + LOG_START_BYTES + (0 if privileged else s.reserve_bytes) if frame_bytes else 0
         cdef uint64_t error
-        if frame_bytes + LOG_START_BYTES > s.file_bytes or (
-                load_acquire_64(&s.prepared_ready) and frame_bytes + LOG_START_BYTES > s.prepared.bytes):
-            return self.make_oversized(frame_bytes)
-        if load_acquire_64(&s.prepared_ready):
-            return 0
-        # With a preparer at work wait for it, but not again and again when it has already failed.
-        if not load_acquire_64(&s.preparing) or not load_acquire_64(&s.prepare_error):
-            self.prepare_now(True)
-        error = load_acquire_64(&s.prepare_error)
+        if needed > s.file_bytes:
+            return self.make_sized(needed, privileged)
         if not load_acquire_64(&s.prepared_ready):
-            store_seq_cst_64(&self.line.read_only, error if error else ENOSPC)
-            fence_seq_cst()
-            if not load_seq_cst_64(&s.prepared_ready):
-                return -ENOSPC
-            self.clear_read_only()
-        return 0
+            # With a preparer at work wait for it, but not again and again when it has already failed.
+            if not load_acquire_64(&s.preparing) or not load_acquire_64(&s.prepare_error):
+                self.prepare_now(True)
+            error = load_acquire_64(&s.prepare_error)
+            if not load_acquire_64(&s.prepared_ready):
+                store_seq_cst_64(&self.line.read_only, error if error else ENOSPC)
+                fence_seq_cst()
+                if not load_seq_cst_64(&s.prepared_ready):
+                    return self.make_sized(max(needed, min(s.file_bytes, <uint64_t>FIRST_BYTES_LEAST)), True) if privileged else -ENOSPC
+                self.clear_read_only()
+        # The preparer makes a smaller one where the disk is full, and never another one in place of what is ready.
+        return self.make_sized(needed, privileged) if needed > s.prepared.bytes else 0
 
     cdef int make_next(self, uint64_t bytes, uint64_t fill_bytes, TailFile *out) noexcept nogil:
         # A file behind the last one, unless what is to be kept free would be less then, without a single spare. Under make_lock.
@@ -662,17 +664,25 @@ cdef class Shard:
             spares_drop(&s.spares, s.files, s.directory)
         return make_file(s, s.want_first, bytes, fill_bytes, out)
 
-    cdef int make_oversized(self, uint64_t frame_bytes) noexcept nogil:
-        # A file of the frame's own size takes the place (and the name) of the prepared one.
+    cdef int make_sized(self, uint64_t bytes, bint privileged) noexcept nogil:
+        # A file of this very size takes the place (and the name) of the prepared one. `privileged`: also of what is to be kept free.
         cdef ShardState *s = self.state
         cdef TailFile made
         cdef int result
+        if privileged and s.starved_ns and clock_mono_ns() - s.starved_ns < <uint64_t>PREPARE_RETRY_NS:
+            return -ENOSPC          # a tick has many of them
         pthread_mutex_lock(&s.make_lock)
-        result = self.make_next(whole_pages(frame_bytes + LOG_START_BYTES), 0, &made)
+        result = self.make_next(whole_pages(bytes), 0, &made)
+        if privileged and no_room(-result):
+            result = make_file(s, s.want_first, whole_pages(bytes), 0, &made)
         if result == 0:
             s.prepared = made
             store_release_64(&s.prepared_ready, 1)
         pthread_mutex_unlock(&s.make_lock)
+        if result == 0:
+            s.starved_ns = 0
+        elif privileged:
+            s.starved_ns = clock_mono_ns()
         # No read_only: smaller frames may still find room.
         return 0 if result == 0 else -ENOSPC
 
@@ -960,7 +970,7 @@ cdef class Shard:
     cdef int void_after(self, uint64_t previous_end, const iovec *frames, int count) noexcept nogil:
         cdef ShardState *s = self.state
         cdef TailFile made
-        cdef uint64_t total = LOG_START_BYTES
+        cdef uint64_t total = LOG_START_BYTES, wanted
         cdef uint8_t *raw
         cdef int result, k
         if not load_acquire_64(&s.poison):
@@ -972,11 +982,18 @@ cdef class Shard:
         raw = <uint8_t *>malloc(total)
         if raw == NULL:
             return -ENOMEM
+        wanted = whole_pages(total + s.reserve_bytes)       # the log may go on there, on a full disk
         pthread_mutex_lock(&s.make_lock)
         made = s.prepared
         result = 0
-        if not s.prepared_ready or made.bytes < total:
-            result = make_file(s, s.want_first, whole_pages(total), 0, &made)
+        if not s.prepared_ready or made.bytes < wanted:
+            result = make_file(s, s.want_first, wanted, 0, &made)
+            if no_room(-result):
+                result = 0
+                if not s.prepared_ready or s.prepared.bytes < total:
+                    result = make_file(s, s.want_first, whole_pages(total), 0, &made)
+                else:
+                    made = s.prepared
         if result == 0:
             store_release_64(&s.prepared_ready, 0)
             s.want_first = made.first_position + made.bytes
@@ -1285,6 +1302,15 @@ cdef class Shard:
     @keep_free.setter
     def keep_free(self, value: int) -> None:
         store_relaxed_64(&self.state.keep_free, value)
+
+    @property
+    def starved(self) -> bool:
+        """Whether a frame that frees something found no room. Set to False when there may be some: the next one tries again at once."""
+        return self.state.starved_ns != 0
+
+    @starved.setter
+    def starved(self, value: bool) -> None:
+        self.state.starved_ns = clock_mono_ns() if value else 0
 
     @property
     def next_is_ready(self) -> bool:
