@@ -22,6 +22,7 @@ from topicsd._native import log_walk
 from topicsd._native.port import Busy, Completion, Port
 from topicsd._native.regions import Shared
 from topicsd._native.sealer import Sealer
+from topicsd.errors import StorageReadOnly
 from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
@@ -92,6 +93,14 @@ class EndedError(Exception):
     """Say that the arbiter ends this process, or that the writer died with a command in its hands."""
 
 
+class RefusedError(RuntimeError):
+    """Say that the writer has refused a command, and why (`code`)."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error)
+        self.code = str(error.get("code", ""))
+
+
 class Line:
     """The keeper's line to the writer: one command at a time."""
 
@@ -110,7 +119,7 @@ class Line:
         self.ended = got is not None and got.si_signo == signal.SIGUSR1
 
     def call(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Run a command of the engine and wait for its answer. Raises EndedError, and RuntimeError for a refusal."""
+        """Run a command of the engine and wait for its answer. Raises EndedError, and RefusedError."""
         generation = self.shared.generation
         token = self._send(json.dumps(command).encode())
         while token not in self.answers:
@@ -126,7 +135,7 @@ class Line:
             raise EndedError("the writer did not answer")
         body: dict[str, Any] = json.loads(answer.payload)
         if "error" in body:
-            raise RuntimeError(body["error"])
+            raise RefusedError(body["error"])
         ok: dict[str, Any] = body["ok"]
         return ok
 
@@ -301,9 +310,19 @@ def run_keeper(shared: Shared, settings: Settings, ring: int, figures: Figures |
     shared.set("keeper_pid", os.getpid())
     line = Line(shared, ring)
     keeper = Keeper(shared, settings, line, figures or Figures())
+    refused = False
     while not line.ended:
         try:
             keeper.step()
+            refused = False
+        except RefusedError as why:
+            # A log that takes no writes is the writer's to tell and to cure. Work begins anew with the next step.
+            if why.code != StorageReadOnly.code:
+                raise
+            if not refused:
+                log.warning("the log takes nothing: trying again", why=str(why))
+            refused = True
+            line.pause(ROUND_S_MIN)
         except EndedError as why:
             log.debug("interrupted", why=str(why))
         except OSError as wrong:

@@ -290,6 +290,8 @@ class Store:
         """
         self._keep_free()
         for number, shard in enumerate(self.shards):
+            if shard.starved and self.reserve.give():
+                shard.starved = False  # deletes, and what sealing has made, find room in the log for a while
             if not self.sequencer.is_poisoned(number) or (number in self._healed and shard.read_only != errno.ENOSPC):
                 continue
             self.sequencer.fail_unsynced()  # what was refused is known before anything is kept

@@ -27,7 +27,7 @@ from topicsd.segments import names
 from topicsd.segments.names import Place, Spot
 from topicsd.segments.rows import COLD, FILE, OWN, PACK, ROW
 from topicsd.segments.scrub import Item, Scrubber
-from topicsd.segments.sealing import INDEX_BYTES, NO_ROOM, RECORD_BYTES
+from topicsd.segments.sealing import INDEX_BYTES, NO_LOG, NO_ROOM, RECORD_BYTES, remove_files
 from topicsd.segments.verify import Problem, Verifier, load, pack_places
 
 LIVE_PERMILLE_MAX = 10  # of its seqs
@@ -196,6 +196,8 @@ class Upkeep:
         codes: list[str] = []
         for first in range(0, len(rows), ROWS_A_CALL):
             codes += self.replace(rows[first : first + ROWS_A_CALL])
+            if NO_LOG in codes:
+                break  # tried again once there is room
         done = codes.count("replaced")
         if done:
             self.figures.add("rewrites")
@@ -204,7 +206,9 @@ class Upkeep:
             log.info("made anew", path=str(path_of(self.data_dir, file)), bytes=file.bytes, rows=done)
             if mend:
                 self.damage.mended(file)
-        if done < len(rows):
+        if set(codes) <= {NO_LOG}:
+            remove_files(self.data_dir, rows[0][3] if rows else b"")
+        elif done < len(codes) - codes.count(NO_LOG):
             self._refused.add((file.number, file.serial))
         return done > 0
 

@@ -148,8 +148,8 @@ class Library:
 
     def sealing(self, **policy: Any) -> Rounds:
         """The keeper's rounds, in this process."""
-        publish = lambda rows: [self.engine.segments.publish(slot, topic_id, body) for slot, topic_id, body in rows]  # noqa: E731
-        return Rounds(Sealer(self.shared, os.fsdecode(self.directory), self.files), os.fsdecode(self.directory), publish, Policy(**policy))
+        sealer = Sealer(self.shared, os.fsdecode(self.directory), self.files)
+        return Rounds(sealer, os.fsdecode(self.directory), self.engine.segments.publish_all, Policy(**policy))
 
     def seal(self, name: str, events_max: int = 1 << 30, pack: bool = False) -> dict[str, int]:
         """Seal a topic's tail, at most about `events_max` records in each segment; return what came of it."""

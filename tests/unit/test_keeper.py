@@ -14,7 +14,7 @@ import pytest
 from topicsd import errors, keeper, limits
 from topicsd.api import sealing
 from topicsd.figures import Figures
-from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, LOOK_S, PACE, Flood, Keeper, Line
+from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, LOOK_S, PACE, Flood, Keeper, Line, RefusedError
 from topicsd.segments.sealing import MIB, Done, Policy
 
 
@@ -174,3 +174,27 @@ def test_what_is_made_anew_on_a_full_disk_has_room_of_what_was_set_aside_or_is_l
     assert not one._have_room(3 * MIB) and len(kept) == 3, "not even with all of it: nothing is given"
     assert one._have_room(MIB) and len(kept) == 1
     assert one._have_room(MIB) and len(kept) == 1, "there is room"
+
+
+def test_a_keeper_waits_for_a_log_that_takes_no_writes_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, steps, told = a_line(), list[int](), list[str]()
+    answers: list[Exception | None] = [RefusedError({"code": "storage_read_only"})] * 3 + [None, RefusedError({"code": "storage_read_only"})]
+
+    def step(_keeper: Any) -> None:
+        steps.append(len(steps))
+        line.ended = len(steps) == len(answers)
+        if (answer := answers[len(steps) - 1]) is not None:
+            raise answer
+
+    monkeypatch.setattr(line, "pause", lambda _seconds: None)
+    monkeypatch.setattr(keeper, "Line", lambda _shared, _ring: line)
+    monkeypatch.setattr(keeper, "Keeper", lambda *_all: SimpleNamespace(step=lambda: step(None)))
+    monkeypatch.setattr(keeper.os, "nice", lambda _by: 0)
+    monkeypatch.setattr(keeper.signal, "pthread_sigmask", lambda _how, _which: set())
+    monkeypatch.setattr(keeper.log, "warning", lambda event, **_all: told.append(event))
+    shared: Any = SimpleNamespace(set=lambda _name, _value: None)
+    assert keeper.run_keeper(shared, SimpleNamespace(), 0) == 0  # type: ignore[arg-type]
+    assert len(steps) == 5 and len(told) == 2
+    answers[:], line.ended, steps[:] = [RefusedError({"code": "topic_not_found"})], False, []
+    with pytest.raises(RefusedError):
+        keeper.run_keeper(shared, SimpleNamespace(), 0)  # type: ignore[arg-type]

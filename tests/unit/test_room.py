@@ -13,6 +13,8 @@ from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 from topicsd import room, snapshot
+from topicsd._native import frame
+from topicsd.engine import frames
 from topicsd.room import BYTES_MAX, FILE_BYTES_MIN, GIVEN_BYTES, Reserve, file_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.snapshot import FOLDER, missing_reserve
 
@@ -156,4 +158,27 @@ def test_the_log_makes_no_file_of_what_is_to_be_set_aside(tmp_path: Path, monkey
     library.store.heal()
     shard.prepare()
     library.append("t", [{"data": "x" * 500_000}])
+    library.close()
+
+
+def test_what_frees_something_has_room_of_what_was_set_aside_when_the_log_has_none(tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), files=files, file_bytes=MIB, seal_reserve_bytes=2 * MIB)
+    for n in range(3):
+        library.append("t", [{"data": n}])
+    library.store.reserve.fill(1 << 40)
+    shard = library.store.shards[0]
+    files.fail("fallocate", error=errno.ENOSPC, path=b"/log/", forever=True)
+    with pytest.raises(OSError, match="No space"):
+        while True:
+            shard.append(frame.build(frames.CEILING, bytes(4096)), privileged=True)
+            shard.flush_group()
+    assert shard.starved
+    files.heal()
+    held = library.store.reserve.held()
+    library.store.heal()
+    assert library.store.reserve.held() == held - GIVEN_BYTES and not shard.starved
+    assert library.delete("t", before_seq=3)["deleted"] == 2
+    library.store.heal()
+    assert library.store.reserve.held() == held - GIVEN_BYTES
     library.close()

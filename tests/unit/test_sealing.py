@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
-from topicsd._native import log_walk
+from topicsd._native import frame, log_walk
+from topicsd.engine import frames
 from topicsd.segments.sealing import PIECE_BYTES_MIN
 
 MIB = 1 << 20
@@ -578,4 +580,45 @@ def test_a_batch_that_is_larger_than_what_a_piece_needs_has_all_that_was_set_asi
     assert done.segments and len(kept) < 7, "600 kB are sealed as a whole"
     files.space = None
     assert library.diff("held", limit=1000)["records"] == before
+    library.close()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_finds_no_room_in_the_log_for_its_row_leaves_no_file_and_is_sealed_later(tmp_path: Path, clock: FakeClock, pack: bool) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
+    for name in ("a", "b"):
+        fill(library, name, 40)
+    library.sequencer.sync()
+    shard = library.store.shards[0]
+    files.fail("fallocate", error=errno.ENOSPC, path=b"/log/", forever=True)
+    with pytest.raises(OSError):
+        while True:
+            shard.append(frame.build(frames.CEILING, bytes(56)), privileged=True)
+            shard.flush_group()
+    assert shard.starved
+    rounds, before = library.sealing(events_max=10, bytes_max=0, pack_below_bytes=MIB if pack else 0), library.diff("a")
+    for _ in range(2):
+        done = rounds.round(clock.wall_ms())
+        assert done.no_room and not done.segments and not done.failed and set(done.refused) == {"no_room"}
+        assert not [path for folder in ("topics", "packs") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    assert library.engine.segments.published == 0, "no checkpoint is due for it"
+    files.heal()
+    shard.starved = False
+    assert rounds.round(clock.wall_ms()).segments >= 2
+    assert library.diff("a") == before and library.rows("a")
+    library.kill()
+    assert library.diff("a") == before
+    library.close()
+
+
+def test_a_row_whose_write_failed_may_stand_in_the_log_so_its_files_stay(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files)
+    fill(library, "t", 40)
+    library.sequencer.sync()
+    files.fail("pwritev", error=errno.ENOSPC, path=b"/log/")
+    with pytest.raises(OSError):
+        library.sealing(events_max=10, bytes_max=0, pack_below_bytes=0).round(clock.wall_ms())
+    assert [path for path in (tmp_path / "topics").rglob("*") if path.is_file()]
     library.close()

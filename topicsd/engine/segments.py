@@ -8,8 +8,10 @@ snapshots: the files themselves never change.
 from __future__ import annotations
 
 import contextlib
+import errno
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topicsd._native import seal_core, upkeep
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 OWN, PACK, COLD = 1, 2, 3
+NO_ROOM = "no_room"  # of the log for the row: nothing says that it was there, and its file may go
 _ROW = struct.Struct("<QQQQIIIIIIII")
 _COUNTED = 36  # first and last seq, last ts, live bytes, live records: as they are now
 _FILE = struct.Struct("<QQQQQIIIIQ")
@@ -83,8 +86,21 @@ class Segments:
     # ---- live --------------------------------------------------------------------------------------------------------------------
 
     def _publish(self, command: Json) -> Answer:
-        codes = [self.publish(slot, topic_id, bytes.fromhex(row)) for slot, topic_id, row in command["rows"]]
-        return _answer({"codes": codes})
+        return _answer({"codes": self.publish_all([(slot, topic_id, bytes.fromhex(row)) for slot, topic_id, row in command["rows"]])})
+
+    def publish_all(self, rows: list[tuple[int, int, bytes]]) -> list[str]:
+        """Publish rows; return what came of each. Raises OSError where a write has failed."""
+        return [self._if_room(row[0], partial(self.publish, *row)) for row in rows]
+
+    def _if_room(self, slot: int, log_row: Callable[[], str]) -> str:
+        sequencer = self.engine.sequencer
+        try:
+            return log_row()
+        except OSError as wrong:
+            # After a failed write the frame may stand in the log all the same.
+            if wrong.errno not in (errno.ENOSPC, errno.EDQUOT) or sequencer.is_poisoned(sequencer.topic(slot)["shard"]):
+                raise
+            return NO_ROOM
 
     def publish(self, slot: int, topic_id: int, body: bytes) -> str:
         """Check, log and apply one row; return what came of it."""
@@ -96,16 +112,16 @@ class Segments:
         if code == seal_core.PUBLISHED and not self._is_there(body):
             code = seal_core.BROKEN
         if code == seal_core.PUBLISHED:
-            self.published += 1
             self.engine.settle_cap(slot)
             first_seq = int.from_bytes(body[:8], "little")
             sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, first_seq, self.engine.clock.wall_ms(), body, True)
+            self.published += 1
             code = self._apply(slot, body)
         return CODES[code]
 
     def _replace(self, command: Json) -> Answer:
-        rows = command["rows"]
-        return _answer({"codes": [self.replace(slot, topic_id, bytes.fromhex(old), bytes.fromhex(new)) for slot, topic_id, old, new in rows]})
+        rows = [(slot, topic_id, bytes.fromhex(old), bytes.fromhex(new)) for slot, topic_id, old, new in command["rows"]]
+        return _answer({"codes": [self._if_room(row[0], partial(self.replace, *row)) for row in rows]})
 
     def replace(self, slot: int, topic_id: int, old: bytes, new: bytes) -> str:
         """Let a row lead into another file of the same range, if it still leads where `old` says; return what came of it.
@@ -122,9 +138,9 @@ class Segments:
         if (parsed.kind != PACK and identity(new) in self.files) or not self._is_there(new):
             return CODES[seal_core.BROKEN]
         body = row[:_COUNTED] + new[_COUNTED:]
-        self.published += 1
         topic = sequencer.topic(slot)
         sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, parsed.first_seq, self.engine.clock.wall_ms(), body, True)
+        self.published += 1
         return "replaced" if self._lead(slot, body) else CODES[seal_core.NO_MEMORY]
 
     def _is_needed_hot(self, slot: int, last_seq: int) -> bool:

@@ -5,6 +5,7 @@ Much of one topic becomes a segment with files of its own, little of many topics
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from topicsd._native.sealer import Sealer
 from topicsd._native.segment import SegmentError
+from topicsd.engine.segments import NO_ROOM as NO_LOG
 from topicsd.room import free_bytes
+from topicsd.segments import names
 from topicsd.segments.names import PACKS
+from topicsd.segments.rows import FILE, OWN, ROW
 
 MIB = 1 << 20
 Row = tuple[int, int, bytes]  # slot, topic id, struct segment_body
@@ -54,7 +58,7 @@ class Done:
     packs: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # topics whose log is not what it should be
-    no_room: int = 0  # tails, or packs of them, of which not even a small piece found room
+    no_room: int = 0  # tails, or packs of them, of which not even a small piece found room, or the row none in the log
 
 
 def weight(records: int, size: int) -> int:
@@ -67,6 +71,7 @@ class Rounds:
 
     def __init__(self, sealer: Sealer, data_dir: str, publish: Publish, policy: Policy) -> None:
         self.sealer = sealer
+        self.data_dir = Path(data_dir)
         self.publish = publish
         self.policy = policy
         # Never one that a snapshot may still name as to be removed.
@@ -144,7 +149,7 @@ class Rounds:
         while self.alive():
             started_s = time.monotonic()
             body = self._one(slot, topic_id)
-            if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
+            if body is None or not self._publish_one(slot, topic_id, body):
                 return
             _after, due = self._due(slot, 1, now_ms)
             self.pace(time.monotonic() - started_s, behind + sum(weight(records, size) for _slot, _topic_id, records, size in due))
@@ -156,7 +161,7 @@ class Rounds:
         behind, self.sealer.behind = self.sealer.behind, 0
         while self.alive():
             body = self._one(slot, topic_id)
-            if body is None or self._publish([(slot, topic_id, body)]) != ["published"]:
+            if body is None or not self._publish_one(slot, topic_id, body):
                 break
         self.sealer.behind = behind
 
@@ -172,8 +177,12 @@ class Rounds:
                 self.done.no_room += 1
                 return
             at = after
+            codes = list[str]()
             for first in range(0, len(rows), self.policy.publish_rows_max):
-                self._publish(rows[first : first + self.policy.publish_rows_max])
+                codes += self._publish(rows[first : first + self.policy.publish_rows_max])
+                if NO_LOG in codes:
+                    self._take_back(rows, codes)
+                    return
 
     def _one_pack(self, small: list[tuple[int, int]], at: int, most: int) -> tuple[int, list[Row], bool]:
         """Build a pack of about `most` bytes: where to go on, its rows, and whether it found no room (then nothing of it is there)."""
@@ -236,6 +245,19 @@ class Rounds:
         self.done.failed.append(f"topic {topic_id}: {wrong}")
         self.skipped.add((slot, topic_id))
 
+    def _publish_one(self, slot: int, topic_id: int, body: bytes) -> bool:
+        rows = [(slot, topic_id, body)]
+        codes = self._publish(rows)
+        if codes == [NO_LOG]:
+            self._take_back(rows, codes)
+        return codes == ["published"]
+
+    def _take_back(self, rows: list[Row], codes: list[str]) -> None:
+        """The log has no room for rows: remove what was built for them, if none of it counts, or a full disk would fill with what nobody reads."""
+        self.done.no_room += 1
+        if set(codes) <= {NO_LOG}:
+            remove_files(self.data_dir, next((body for _slot, _topic_id, body in rows if ROW.unpack_from(body)[6]), b""))
+
     def _publish(self, rows: list[Row]) -> list[str]:
         codes = self.publish(rows)
         for code, (_slot, _topic_id, body) in zip(codes, rows, strict=True):
@@ -245,3 +267,15 @@ class Rounds:
             else:
                 self.done.refused[code] = self.done.refused.get(code, 0) + 1
         return codes
+
+
+def remove_files(data_dir: Path, body: bytes) -> None:
+    """Remove the files of a row that was never published: nobody else knows of them. What cannot be removed is an orphan."""
+    if not body:
+        return
+    named = FILE.unpack_from(body, ROW.size)
+    kind, topic_id, name, edition = named[7], named[1], named[2], named[3]
+    own = names.name_of(data_dir, topic_id, name, edition)
+    for path in [own.path(part) for part in names.SUFFIXES] if kind == OWN else [names.pack_path(data_dir, name)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
