@@ -31,7 +31,7 @@ class Shard:
         direct_always: int = 0,
         flood_rate: int = 32,
     ) -> None: ...
-    def start(self, report: WalkReport, *, generation: int = 1, boot_id: bytes = ...) -> None:
+    def start(self, report: WalkReport, *, generation: int = 1, boot_id: bytes = ..., least: int = ...) -> None:
         """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable. Raises OSError."""
     def append(self, frame: bytes | bytearray | memoryview, *, privileged: bool = False) -> int:
         """Place, stamp, seal and queue a copy of a frame (frame.build); flushes first when it must. Returns its position, raises OSError."""

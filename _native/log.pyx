@@ -1082,10 +1082,10 @@ cdef class Shard:
 
     # ---- Python ---------------------------------------------------------------------------------------------------------
 
-    def start(self, WalkReport report, *, uint64_t generation=1, bytes boot_id=bytes(16)) -> None:
+    def start(self, WalkReport report, *, uint64_t generation=1, bytes boot_id=bytes(16), uint64_t least=FIRST_BYTES_LEAST) -> None:
         """Begin a new file after what `report` (log_walk) found, and make everything that it showed durable.
 
-        Raises OSError.
+        On a full disk it has at least `least` bytes, whole pages. Raises OSError; then it may be called again.
         """
         cdef ShardState *s = self.state
         cdef uint64_t k
@@ -1109,7 +1109,7 @@ cdef class Shard:
             self.line.quarantined += <uint64_t>report.damaged[k].bytes
         s.want_first = report.next_position
         if not s.prepared_ready:
-            checked(make_first(self, report), self.directory)
+            checked(make_first(self, report, least), self.directory)
             s.prepared_ready = 1
         s.running = True
         store_release_64(&self.line.synced, report.end)
@@ -1333,15 +1333,15 @@ cdef class Shard:
         }
 
 
-cdef int make_first(Shard shard, WalkReport report) except? -1:
+cdef int make_first(Shard shard, WalkReport report, uint64_t least) except? -1:
     # On a full disk the room that an old file's rest gives back (it kept the reserve) makes a smaller file: reads and deletes go on.
     cdef ShardState *s = shard.state
     cdef uint64_t size = s.first_file_bytes
     cdef int result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
     if no_room(-result):
         shard.give_back(report)
-    while no_room(-result) and size > FIRST_BYTES_LEAST:
-        size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, <uint64_t>FIRST_BYTES_LEAST)
+    while no_room(-result) and size > least:
+        size = max(size // 2 // PAGE_BYTES * PAGE_BYTES, least)
         result = make_file(s, s.want_first, size, FIRST_FILL_BYTES, &s.prepared)
     return result
 

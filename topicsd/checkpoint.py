@@ -33,6 +33,7 @@ from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
+from topicsd.room import has_inodes
 from topicsd.segments.names import PACKS, Name, topic_folder
 from topicsd.snapshot import GONE, Chain
 
@@ -360,16 +361,21 @@ class Checkpoints:
         try:
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         except OSError as wrong:
-            if wrong.errno != errno.ENOSPC or not snapshot.reserve_path(self.path).exists():
-                raise
             # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
-            file_ops.remove(files, snapshot.reserve_path(self.path))
+            if wrong.errno != errno.ENOSPC or not self._give_room():
+                raise
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         sections.clear()
         if room is not None:
             room.drop()
         with contextlib.suppress(OSError):
             snapshot.reserve(self.path, files, max(self.size, *(layer.bytes for kept in self.kept for layer in kept.layers), 0))
+
+    def _give_room(self) -> bool:
+        if snapshot.reserve_path(self.path).exists():
+            file_ops.remove(self.store.files, snapshot.reserve_path(self.path))
+            return True
+        return not has_inodes(str(self.path)) and self.store.reserve.drop()  # nothing can be sealed there either
 
     def _pause(self, written: int) -> None:
         """Let the log have the disk in between: a snapshot is in no hurry, unless the server ends."""

@@ -26,11 +26,11 @@ from topicsd.errors import StorageReadOnly
 from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
-from topicsd.room import Reserve, free_bytes, full_bytes, segment_bytes, wanted_bytes
+from topicsd.room import NO_ROOM, Reserve, free_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.segments.cold import ColdError
 from topicsd.segments.cold_counts import ColdCounts
 from topicsd.segments.cold_tier import open_tier
-from topicsd.segments.sealing import NO_ROOM, PIECE_BYTES_MIN, Done, Policy, Rounds, Row
+from topicsd.segments.sealing import PIECE_BYTES_MIN, Done, Policy, Rounds, Row
 from topicsd.settings import Settings
 from topicsd.upkeep import Ranges, Upkeep
 

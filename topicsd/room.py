@@ -8,6 +8,7 @@ makes it before anything is acked, the keeper gives it back piece by piece; unti
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ RESERVE_SHARE = 8
 FILE_SHARE = 32  # a log file is at most this part of the disk: one that is being written gives nothing back
 FILE_BYTES_MIN = 1 << 20
 PAGE_BYTES = 4096
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 FULL_SHARE = 16  # with less than this part of it free,
 FULL_BYTES_MAX = 16 << 20  # or with less than this, a disk is as good as full: the next batch may not find room
 
@@ -32,6 +34,12 @@ def free_bytes(path: str) -> int:
     """Return what the disk has free for who is not root."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
+
+
+def has_inodes(path: str) -> bool:
+    """Tell whether one more file can be made; a disk that does not count them always has one."""
+    disk = os.statvfs(path)
+    return disk.f_files == 0 or disk.f_favail > 0
 
 
 def disk_bytes(path: Path) -> int:
@@ -71,6 +79,14 @@ def wanted_bytes(settings: Settings) -> int:
     return min(max(2 * file_bytes(settings), disk // RESERVE_SHARE), BYTES_MAX) if seals else 0
 
 
+class NoRoomError(Exception):
+    """Say that a disk does not take the log file that each start begins, not even with what was set aside."""
+
+    def __init__(self, path: str) -> None:
+        what = f"{free_bytes(path)} bytes free" if has_inodes(path) else "no inode free"
+        super().__init__(f"the disk of {path} has no room for a log file ({what}), and nothing is set aside any more: remove what else stands there")
+
+
 class Reserve:
     """The file that holds the room. The keeper changes it, the writer looks at it."""
 
@@ -107,3 +123,11 @@ class Reserve:
         if held:
             os.truncate(self.path, max(held - GIVEN_BYTES, 0))
         return held > 0
+
+    def drop(self) -> bool:
+        """Give all of it back, and the file itself: another one can be made then. False: there was none."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True

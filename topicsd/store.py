@@ -31,10 +31,11 @@ from topicsd.clock import Clock
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.errors import Throttled
 from topicsd.figures import Figures
-from topicsd.room import Reserve, free_bytes
+from topicsd.room import NO_ROOM, NoRoomError, Reserve, free_bytes, has_inodes
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
 FIRST_FILE_BYTES = 16 << 20  # of the log file that a start waits for
+LAST_FILE_BYTES = 16 << 10  # of the same where nothing is set aside any more: enough to serve reads and take some deletes
 FULL_FACTOR = 8  # times as much as a full disk has left: near enough to be full soon
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
@@ -104,6 +105,7 @@ class Store:
         self.suspects: list[str] = []  # segment files that are not there or not as long as their row says: the keeper looks at them first
         self.threads: list[threading.Thread] = []
         self.reserve = Reserve(self.path, options.seal_reserve_bytes)
+        self.wait_for_room: Callable[[NoRoomError], bool] = lambda _why: False  # the start may be tried again
         self._lock = -1
         self._looked_at = self._next_size = 0
         self._healed: set[int] = set()
@@ -125,7 +127,8 @@ class Store:
     def open(self, progress: Callable[[float], None] = lambda _share: None) -> None:
         """Recover and be ready to write. Nothing that was acked is missing afterwards, or a reader is told so.
 
-        Raises LogFormatError, and has changed nothing, for what this version or these settings cannot open.
+        Raises LogFormatError, and has changed nothing, for what this version or these settings cannot open; NoRoomError on a disk that has room for
+        nothing.
         """
         try:
             self._open(progress)
@@ -197,21 +200,38 @@ class Store:
 
     def _start_shards(self, reports: list[WalkReport]) -> None:
         # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.
+        least: dict[str, int] = {}
         for shard, report in zip(self.shards, reports, strict=True):
             while True:
                 try:
-                    shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot)
+                    shard.start(report, generation=self.shared.get("generation"), boot_id=self.boot, **least)
                     break
                 except OSError as wrong:
                     # Each start begins a file: on a full disk it may have what was set aside, or the disk could not be freed at all.
-                    if wrong.errno != errno.ENOSPC or not self.reserve.give():
+                    if wrong.errno not in NO_ROOM:
                         raise
+                    if self._give_room():
+                        continue
+                    if least and not self.wait_for_room(why := NoRoomError(self.directory)):
+                        raise why from None
+                    least = {"least": LAST_FILE_BYTES}
         self._set_aside()
         if self.threaded:
             for number, shard in enumerate(self.shards):
                 self._thread(f"sync-{number}", partial(self.sequencer.run_sync_loop, number))
                 self._thread(f"prepare-{number}", shard.run_prepare_loop)
             self.sequencer.set_threaded(True)
+
+    def _give_room(self) -> bool:
+        """Give the disk some of what was set aside: bytes, or a file where no more can be made; last what a snapshot needs."""
+        if has_inodes(self.directory) and self.reserve.give():
+            return True
+        if self.reserve.drop():
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            snapshot.reserve_path(self.path).unlink()
+            return True
+        return False
 
     def _set_aside(self) -> None:
         """Take the room without which a full disk could never be freed, before the log takes it, or have the log leave it alone."""
@@ -235,7 +255,7 @@ class Store:
 
     def refuses(self) -> bool:
         """Tell whether a shard takes no writes for want of room."""
-        return any(shard.read_only in (errno.ENOSPC, errno.EDQUOT) for shard in self.shards)
+        return any(shard.read_only in NO_ROOM for shard in self.shards)
 
     def is_full(self) -> bool:
         """Tell whether writers wait for the room of files that are to go, or may have to soon."""
@@ -351,8 +371,10 @@ class Store:
             os.close(self._lock)
             self._lock = -1
             raise LockedError(self.directory, holder) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        holder_line = f"{os.getpid()}\n".encode()
+        with contextlib.suppress(OSError):  # a full disk: it is for people, the lock tells who holds it
+            os.pwrite(self._lock, holder_line, 0)  # before it is cut: what is there takes no room
+        os.ftruncate(self._lock, len(holder_line))
 
     def close(self) -> None:
         """End cleanly: lower ceilings, sync, mark, let go of the directory."""

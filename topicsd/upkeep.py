@@ -22,12 +22,14 @@ from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import Built, Writer, make_folder
 from topicsd._native.upkeep import File
 from topicsd.damage import Damage
+from topicsd.engine.segments import NO_ROOM as NO_LOG
 from topicsd.figures import Figures
+from topicsd.room import NO_ROOM
 from topicsd.segments import names
 from topicsd.segments.names import Place, Spot
 from topicsd.segments.rows import COLD, FILE, OWN, PACK, ROW
 from topicsd.segments.scrub import Item, Scrubber
-from topicsd.segments.sealing import INDEX_BYTES, NO_LOG, NO_ROOM, RECORD_BYTES, remove_files
+from topicsd.segments.sealing import INDEX_BYTES, RECORD_BYTES, remove_files
 from topicsd.segments.verify import Problem, Verifier, load, pack_places
 
 LIVE_PERMILLE_MAX = 10  # of its seqs

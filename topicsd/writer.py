@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,7 +27,7 @@ from topicsd.engine import Options
 from topicsd.errors import StorageReadOnly, TopicsError
 from topicsd.figures import Figures
 from topicsd.processes import keep_memory
-from topicsd.room import file_bytes, full_bytes, wanted_bytes
+from topicsd.room import NoRoomError, file_bytes, full_bytes, wanted_bytes
 from topicsd.store import LockedError, Store, StoreOptions
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 EXIT_LOCKED = 3
 EXIT_FORMAT = 4
 TICK_MS = 50
+ROOM_LOOK_S = 0.5
 MARK_AFTER_TICKS = 20  # an idle second: then a mark records what is synced
 
 log = structlog.get_logger("writer")
@@ -61,8 +63,22 @@ def run_writer(shared: Shared, settings: Settings, meters: Meters | None = None,
         print(f"topicsd: {locked}", file=sys.stderr, flush=True)
         return EXIT_LOCKED
     started_ms = store.clock.mono_ms()
+    told = False
+
+    def wait_for_room(why: NoRoomError) -> bool:
+        # Not a death: it would be tried again and again with a replay each time, and given up.
+        nonlocal told
+        if not told:
+            log.error("the start waits for room", why=str(why))
+        told = True
+        time.sleep(ROOM_LOOK_S)
+        return not ending
+
+    store.wait_for_room = wait_for_room
     try:
         store.open(lambda share: shared.set("replay_permille", int(share * 1000)))
+    except NoRoomError:
+        return 0  # the end has come
     except LogFormatError as refused:
         print(f"topicsd: {refused}", file=sys.stderr, flush=True)
         return EXIT_FORMAT

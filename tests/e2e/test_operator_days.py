@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,14 +24,15 @@ TOPICSD = str(Path(sys.executable).parent / "topicsd")
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str, int], Path]]:
-    """Factory of file systems of so many MiB."""
+def disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Factory of file systems of so many MiB, and with so many inodes."""
     made: list[Path] = []
 
-    def mount(name: str, mib: int) -> Path:
+    def mount(name: str, mib: int, inodes: int = 0) -> Path:
         place = tmp_path / name
         place.mkdir()
-        told = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(place)], capture_output=True, text=True, check=False)
+        options = f"size={mib}m,nr_inodes={inodes or 100_000}"
+        told = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True, check=False)
         if told.returncode:
             pytest.skip(f"no small disk: mount is not permitted here ({told.stderr.strip()})")
         made.append(place)
@@ -83,7 +85,7 @@ SMALL = {
 
 @pytest.mark.parametrize(("mib", "file_mib"), [(40, 1), (60, 4)])
 def test_a_disk_that_is_full_of_log_files_is_freed_by_deletes_again_and_again(
-    launch: Launch, disk: Callable[[str, int], Path], mib: int, file_mib: int
+    launch: Launch, disk: Callable[..., Path], mib: int, file_mib: int
 ) -> None:
     place = disk("small", mib)
     server = launch(data_dir=place / "data", **SMALL | {"TOPICS_LOG_FILE_BYTES": file_mib * MIB})
@@ -119,8 +121,50 @@ def test_a_disk_that_is_full_of_log_files_is_freed_by_deletes_again_and_again(
     assert run("fsck", str(server.data))[0] == 0
 
 
+def take_all(place: Path) -> None:
+    """Be another program, which takes every byte and every inode that is free."""
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            path = place / f"foreign-{number}"
+            path.touch()
+            for size in (MIB, 4096):
+                with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+                    while file.write(bytes(size)) == size:
+                        pass
+
+
+def test_a_start_on_a_disk_without_a_byte_or_an_inode_serves_reads_and_deletes_and_waits_for_room_when_nothing_is_set_aside_any_more(
+    launch: Launch, disk: Callable[..., Path]
+) -> None:
+    place = disk("small", 40, inodes=60)
+    server = launch(data_dir=place / "data", **SMALL | {"TOPICS_CHECKPOINT_MS": 60_000})
+    acked: list[bytes] = []
+    assert not fill(server, "t", acked, 40)
+    take_all(place)
+    for number in range(2):
+        server.kill()
+        server.start()
+        assert read(server, "t") == (acked[number:], [])
+        assert server.call("POST", at("t", "delete"), as_json({"before_seq": number + 2})).status == 200
+        take_all(place)
+    for name in ("reserve", "reserve-seal"):
+        (place / "data" / "meta" / name).unlink(missing_ok=True)
+    take_all(place)
+    os.kill(server.settled_roles().writer or 0, signal.SIGKILL)
+    assert eventually(lambda: server.log().count("the start waits for room") == 1, 30.0), server.log()
+    time.sleep(2)
+    assert "Traceback" not in server.log() and server.log().count("the start waits for room") == 1
+    assert "no inode free" in server.log()
+    for path in place.glob("foreign-*"):
+        path.unlink()
+    assert eventually(lambda: takes_writes(server, "other"), 60.0), server.log()
+    assert read(server, "t") == (acked[2:], [])
+    assert server.stop() == 0
+    assert run("fsck", str(server.data))[0] == 0
+
+
 @pytest.mark.parametrize("way", ["cap", "delete", "topic"])
-def test_a_disk_that_is_full_of_segments_is_freed_by_what_frees_it(launch: Launch, disk: Callable[[str, int], Path], way: str) -> None:
+def test_a_disk_that_is_full_of_segments_is_freed_by_what_frees_it(launch: Launch, disk: Callable[..., Path], way: str) -> None:
     place = disk("small", 64)
     server = launch(data_dir=place / "data", **SMALL)
     assert server.call("PUT", at("t"), as_json({"durability": "disk"})).status == 201
@@ -150,7 +194,7 @@ def test_a_disk_that_is_full_of_segments_is_freed_by_what_frees_it(launch: Launc
     assert run("fsck", str(server.data))[0] == 0
 
 
-def test_an_archive_that_is_full_or_read_only_loses_no_log_file_and_gets_all_of_them(launch: Launch, disk: Callable[[str, int], Path]) -> None:
+def test_an_archive_that_is_full_or_read_only_loses_no_log_file_and_gets_all_of_them(launch: Launch, disk: Callable[..., Path]) -> None:
     archive = disk("archive", 9)  # two files of 4 MiB go in
     server = launch(TOPICS_LOG_ARCHIVE_DIR=archive, **SMALL)
     acked: list[bytes] = []
@@ -186,7 +230,7 @@ def test_an_archive_that_is_full_or_read_only_loses_no_log_file_and_gets_all_of_
     assert read(server, "t") == (acked, [])
 
 
-def test_a_cold_tier_that_is_full_keeps_data_here_until_there_is_room(launch: Launch, disk: Callable[[str, int], Path]) -> None:
+def test_a_cold_tier_that_is_full_keeps_data_here_until_there_is_room(launch: Launch, disk: Callable[..., Path]) -> None:
     tier = disk("tier", 3)
     server = launch(TOPICS_COLD_DIR=tier, TOPICS_HOT_RETAIN_SEGMENTS=1, **SMALL)
     acked: list[bytes] = []
@@ -203,7 +247,7 @@ def test_a_cold_tier_that_is_full_keeps_data_here_until_there_is_room(launch: La
     assert read(server, "t") == (acked, [])
 
 
-def test_a_backup_and_a_restore_that_meet_a_full_disk_are_run_again(launch: Launch, disk: Callable[[str, int], Path], tmp_path: Path) -> None:
+def test_a_backup_and_a_restore_that_meet_a_full_disk_are_run_again(launch: Launch, disk: Callable[..., Path], tmp_path: Path) -> None:
     shelf, target = disk("shelf", 4), disk("target", 4)
     server = launch(**SMALL)
     acked: list[bytes] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from fakes.in_process import Library
 from topicsd import room, snapshot
 from topicsd._native import frame
 from topicsd.engine import frames
-from topicsd.room import BYTES_MAX, FILE_BYTES_MIN, GIVEN_BYTES, Reserve, file_bytes, full_bytes, segment_bytes, wanted_bytes
+from topicsd.room import BYTES_MAX, FILE_BYTES_MIN, GIVEN_BYTES, NoRoomError, Reserve, file_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.snapshot import FOLDER, missing_reserve
 
 MIB = 1 << 20
@@ -181,4 +182,59 @@ def test_what_frees_something_has_room_of_what_was_set_aside_when_the_log_has_no
     assert library.delete("t", before_seq=3)["deleted"] == 2
     library.store.heal()
     assert library.store.reserve.held() == held - GIVEN_BYTES
+    library.close()
+
+
+@pytest.mark.parametrize("inodes", [False, True])
+def test_a_start_gives_all_that_was_set_aside_for_its_log_file_then_says_that_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: bool
+) -> None:
+    files, clock, dropped = FaultyFiles(tmp_path), FakeClock(), list[int]()
+    monkeypatch.setattr("topicsd.store.has_inodes", lambda _path: inodes)
+    library = Library(str(tmp_path), clock, files=files, seal_reserve_bytes=2 * MIB)
+    library.append("t", [{"data": 1}])
+    monkeypatch.setattr("topicsd.room.Reserve.give", lambda self: bool(dropped.append(self.held())) or len(dropped) < 3)
+    files.fail("open", error=errno.ENOSPC, path=b".preparing", forever=True)
+    with pytest.raises(NoRoomError, match="has no room for a log file"):
+        library.kill()
+    assert not list((tmp_path / FOLDER).glob("reserve*"))
+    assert bool(dropped) == inodes, "bytes do not help where no file can be made"
+    files.heal()
+    again = Library(str(tmp_path), clock, files=files, seal_reserve_bytes=2 * MIB)
+    assert [each["$seq"] for each in again.diff("t")["records"]] == [1]
+    assert len(list((tmp_path / FOLDER).glob("reserve*"))) == 2
+    again.close()
+
+
+def test_a_start_on_the_last_bytes_of_a_disk_takes_a_file_of_a_few_pages(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(tmp_path), FakeClock()
+    library = Library(str(tmp_path), clock, files=files)
+    library.append("t", [{"data": 1}])
+    (tmp_path / FOLDER / "reserve").unlink()
+    files.space = files.used() + (20 << 10)
+    library.kill()
+    shard = library.store.shards[0]
+    assert shard.files[-1][1] == 16 << 10
+    assert [each["$seq"] for each in library.diff("t")["records"]] == [1]
+    assert library.delete("t", before_seq=2)["deleted"] == 1
+    with pytest.raises(Exception, match="storage_read_only"):
+        library.append("t", [{"data": 2}])
+    files.heal()
+    shard.prepare()
+    library.append("t", [{"data": 2}])
+    library.close()
+
+
+def test_a_snapshot_on_a_disk_without_inodes_has_that_of_what_sealing_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), files=files, seal_reserve_bytes=2 * MIB)
+    library.append("t", [{"data": 1}])
+    (tmp_path / FOLDER / "reserve").unlink()
+    for inodes, held in ((True, 2 * MIB), (False, 0)):
+        monkeypatch.setattr("topicsd.checkpoint.has_inodes", lambda _path, inodes=inodes: inodes)
+        files.fail("open", error=errno.ENOSPC, path=b"/meta/snapshot-")
+        with contextlib.suppress(OSError):
+            library.checkpoint()
+        assert library.store.reserve.held() == held
+    assert len(library.store.checkpoints.kept) == 1
     library.close()

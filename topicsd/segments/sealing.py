@@ -6,7 +6,6 @@ Much of one topic becomes a segment with files of its own, little of many topics
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from topicsd._native.sealer import Sealer
 from topicsd._native.segment import SegmentError
 from topicsd.engine.segments import NO_ROOM as NO_LOG
-from topicsd.room import free_bytes
+from topicsd.room import NO_ROOM, free_bytes
 from topicsd.segments import names
 from topicsd.segments.names import PACKS
 from topicsd.segments.rows import FILE, OWN, ROW
@@ -30,7 +29,6 @@ ROOM_MIN = ROOM_SHARE * PIECE_BYTES_MIN  # with less, what holds a full log is s
 INDEX_BYTES = 25  # of a seq in a segment's index: dead ones keep their place there
 RECORD_BYTES = 64  # of a record beside its payload
 LOSS_SHARE = 16  # of the log is frames that are no records, and rests of files
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 RECORD_WEIGHT = 256  # bytes of log: the index of so much is a tenth of it (24 B a record)
 
 
