@@ -365,8 +365,7 @@ def test_a_damaged_index_in_a_pack_is_made_again_and_the_other_topics_stay(libra
     second = raw.index(b"TPSGIDX1", raw.index(b"TPSGIDX1") + 1)
     flip(path, second + 400)
     library.kill()
-    care = library.upkeep()
-    assert lost(library, "b") == set() and alarmed(library, care)
+    assert lost(library, "b") == set() and alarmed(library, care := library.upkeep())
     for mono_ms in range(4):
         care.step(mono_ms, 0)
     assert care.figures.get("rewrites") == 1
