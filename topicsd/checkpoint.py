@@ -33,7 +33,7 @@ from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
-from topicsd.room import has_inodes
+from topicsd.room import NO_ROOM, has_inodes
 from topicsd.segments.names import PACKS, Name, topic_folder
 from topicsd.snapshot import GONE, Chain
 
@@ -138,7 +138,7 @@ class Checkpoints:
         self.size = self.digest = 0  # of the newest snapshot's file
         self.removed_log_files = self.removed_segment_files = 0
         self.noted: list[int] = []  # by shard: what is noted to be synced
-        self.noted_ms = 0
+        self.note_tried: tuple[list[int], int] = [], 0  # the last try, also one that the disk refused: the positions, when
         self.not_before_ms = self.set_aside_ms = 0
         self.closing = False
         self.held = False  # files would go, but somebody has pinned the directory
@@ -186,15 +186,16 @@ class Checkpoints:
         store = self.store
         positions = [shard.synced_position for shard in store.shards]
         now_ms = store.clock.mono_ms()
-        if positions == self.noted or not (at_rest or now_ms >= self.noted_ms + SYNCED_NOTE_EVERY_MS):
-            return
-        if self.packing is None and (self._running is None or self.closing):
-            self.noted, self.noted_ms = positions, now_ms
+        tried, tried_ms = self.note_tried
+        due = self.closing or (at_rest and positions != tried) or now_ms >= tried_ms + SYNCED_NOTE_EVERY_MS
+        if positions != self.noted and due and self.packing is None and (self._running is None or self.closing):
+            self.note_tried = positions, now_ms
             self._do(lambda: self._note(positions), None)
 
     def _note(self, positions: list[int]) -> None:
         with contextlib.suppress(OSError):
             synced.write(self.path, self.store.files, positions, self.store.clock.wall_ms())
+            self.noted = positions
 
     def next_size(self) -> int:
         """About how large the next snapshot may become: the rows of records that are not sealed grow with the log."""
@@ -362,7 +363,7 @@ class Checkpoints:
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         except OSError as wrong:
             # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
-            if wrong.errno != errno.ENOSPC or not self._give_room():
+            if wrong.errno not in NO_ROOM or not self._give_room():
                 raise
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         sections.clear()

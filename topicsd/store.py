@@ -156,7 +156,7 @@ class Store:
         noted = self._noted()
         for number, shard in enumerate(self.shards):
             moment = loaded.moment[number]
-            known = max(moment, noted[number] if number < len(noted) else 0)
+            known = max(moment, noted[number])
             reports.append(walk_shard(self.sequencer, self.files, shard.directory, number, moment, known))
             if replayer.failed is not None:
                 raise replayer.failed
@@ -196,7 +196,7 @@ class Store:
             raise LogFormatError(f"{newer}; nothing has been changed") from None
         except (synced.NoteError, OSError) as wrong:
             self.degraded.append(str(wrong))
-            return []
+            return synced.UNKNOWN
 
     def _start_shards(self, reports: list[WalkReport]) -> None:
         # The generation is the regions': the arbiter's next writer takes the next one, also over another directory's log.

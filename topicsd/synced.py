@@ -20,6 +20,9 @@ DIGEST_BYTES = 16
 NOTE_BYTES = _BODY.size + DIGEST_BYTES
 
 
+UNKNOWN = [0] * SHARDS_MAX  # without a note
+
+
 class NoteError(Exception):
     """Say that the note is damaged: what it knew is not known."""
 
@@ -46,12 +49,13 @@ def write(data_dir: Path, files: FileSystem, positions: list[int], wall_ms: int)
 
 
 def read(data_dir: Path) -> list[int]:
-    """Return the positions, one a shard; none without a note. Raises NoteError, NewerNoteError, OSError."""
+    """Return the positions, one for each of SHARDS_MAX shards: 0 where nothing is known. Raises NoteError, NewerNoteError, OSError."""
     try:
         raw = path_of(data_dir).read_bytes()
     except FileNotFoundError:
-        return []
-    return parse(path_of(data_dir), raw)[0]
+        return UNKNOWN
+    positions = parse(path_of(data_dir), raw)[0]
+    return positions + UNKNOWN[len(positions) :]
 
 
 def parse(path: Path, raw: bytes) -> tuple[list[int], int]:

@@ -22,7 +22,7 @@ from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import Built, Writer, make_folder
 from topicsd._native.upkeep import File
 from topicsd.damage import Damage
-from topicsd.engine.segments import NO_ROOM as NO_LOG
+from topicsd.engine.segments import LOG_FULL
 from topicsd.figures import Figures
 from topicsd.room import NO_ROOM
 from topicsd.segments import names
@@ -198,7 +198,7 @@ class Upkeep:
         codes: list[str] = []
         for first in range(0, len(rows), ROWS_A_CALL):
             codes += self.replace(rows[first : first + ROWS_A_CALL])
-            if NO_LOG in codes:
+            if LOG_FULL in codes:
                 break  # tried again once there is room
         done = codes.count("replaced")
         if done:
@@ -208,9 +208,9 @@ class Upkeep:
             log.info("made anew", path=str(path_of(self.data_dir, file)), bytes=file.bytes, rows=done)
             if mend:
                 self.damage.mended(file)
-        if set(codes) <= {NO_LOG}:
+        if set(codes) <= {LOG_FULL}:
             remove_files(self.data_dir, rows[0][3] if rows else b"")
-        elif done < len(codes) - codes.count(NO_LOG):
+        elif done < len(codes) - codes.count(LOG_FULL):
             self._refused.add((file.number, file.serial))
         return done > 0
 

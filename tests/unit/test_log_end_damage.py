@@ -145,7 +145,7 @@ def test_the_note_is_written_at_rest_and_now_and_then_in_between(library: Librar
         library.append("t", [{"data": 1}])
         library.sequencer.sync()
         checkpoints.note_synced(at_rest)
-        return synced.read(directory) == [library.store.shards[0].synced_position]
+        return synced.read(directory)[0] == library.store.shards[0].synced_position
 
     assert noted(True)
     assert not noted(False)
@@ -153,7 +153,8 @@ def test_the_note_is_written_at_rest_and_now_and_then_in_between(library: Librar
     assert noted(False)
 
 
-def test_a_disk_that_takes_no_note_keeps_the_one_before(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("then", ["at rest", "at the end"])
+def test_a_disk_that_takes_no_note_keeps_the_one_before_and_is_asked_again(library: Library, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     library.put("t")
     library.store.checkpoints.note_synced(at_rest=True)
     before = synced.read(Path(library.directory))
@@ -166,6 +167,13 @@ def test_a_disk_that_takes_no_note_keeps_the_one_before(library: Library, monkey
         patch.setattr(synced, "write", full)
         library.store.checkpoints.note_synced(at_rest=True)
     assert synced.read(Path(library.directory)) == before
+    if then == "at rest":
+        library.clock.advance(5_000)
+        library.store.checkpoints.note_synced(at_rest=True)
+    else:
+        library.sequencer.sync()
+        library.store.checkpoints.close()
+    assert synced.read(Path(library.directory))[0] == library.store.shards[0].synced_position > before[0]
 
 
 def test_a_damaged_note_is_told_and_made_again(library: Library) -> None:
@@ -207,7 +215,7 @@ def test_the_first_version_of_the_note_opens_for_ever(tmp_path: Path) -> None:
     path = synced.path_of(tmp_path)
     path.parent.mkdir()
     path.write_bytes(sealed(GOLDEN))
-    assert synced.read(tmp_path) == [4096, 300]
+    assert synced.read(tmp_path) == [4096, 300, 0, 0, 0, 0, 0, 0]
     assert [json.loads(line) for line in dump(path)] == [{"offset": 0, "type": "synced", "ts": 1000, "positions": [4096, 300]}]
     synced.write(tmp_path, FileSystem(), [4096, 300], 1000)
     assert path.read_bytes() == sealed(GOLDEN)

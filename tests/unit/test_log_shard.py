@@ -443,17 +443,21 @@ def test_a_reserve_is_left_behind_the_largest_frame(directory: Path, files: Faul
     assert log_walk.check(directory).damaged == [] and shown(directory)[-10:] == list(range(100, 110))
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_reserve_is_left_behind_what_is_kept_after_a_failed_write(directory: Path, files: FaultyFiles, prepared: bool) -> None:
-    shard = started(directory, files)
-    if prepared:
-        shard.prepare()
+def one_kept_one_failed(shard: Shard, files: FaultyFiles) -> None:
     shard.append(entry(1))
     shard.flush_group()
     shard.append(entry(2))
     files.fail("pwritev", 1, errno.ENOSPC)
     with pytest.raises(OSError):
         shard.flush_group()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_reserve_is_left_behind_what_is_kept_after_a_failed_write(directory: Path, files: FaultyFiles, prepared: bool) -> None:
+    shard = started(directory, files)
+    if prepared:
+        shard.prepare()
+    one_kept_one_failed(shard, files)
     shard.void(shard.synced_position, [raw for raw in log_walk.read(directory)[1] if header(raw)["base_seq"] == 1])
     shard.resume_after()
     files.space = files.used()
@@ -468,12 +472,7 @@ def test_a_reserve_is_left_behind_what_is_kept_after_a_failed_write(directory: P
 
 def test_what_is_kept_after_a_failed_write_goes_into_what_room_there_is(directory: Path, files: FaultyFiles) -> None:
     shard = started(directory, files)
-    shard.append(entry(1))
-    shard.flush_group()
-    shard.append(entry(2))
-    files.fail("pwritev", 1, errno.ENOSPC)
-    with pytest.raises(OSError):
-        shard.flush_group()
+    one_kept_one_failed(shard, files)
     files.space = files.used() + 4096
     shard.void(shard.synced_position, [raw for raw in log_walk.read(directory)[1] if header(raw)["base_seq"] == 1])
     shard.resume_after()

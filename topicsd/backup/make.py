@@ -103,7 +103,7 @@ class Backup:
         except synced.NewerNoteError as newer:
             raise BackupError(str(newer)) from None
         except (synced.NoteError, OSError) as wrong:
-            noted = []
+            noted = synced.UNKNOWN
             self.notes.append(str(wrong))
         for folder in sorted((self.data_dir / "log").glob("shard-[0-9][0-9]")):
             shard = int(folder.name[-2:])

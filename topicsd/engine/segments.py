@@ -8,7 +8,6 @@ snapshots: the files themselves never change.
 from __future__ import annotations
 
 import contextlib
-import errno
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topicsd._native import seal_core, upkeep
 from topicsd.engine import frames
+from topicsd.room import NO_ROOM
 
 if TYPE_CHECKING:
     from topicsd.engine.engine import Answer, Engine
 
 Json = dict[str, Any]
 OWN, PACK, COLD = 1, 2, 3
-NO_ROOM = "no_room"  # of the log for the row: nothing says that it was there, and its file may go
+LOG_FULL = "no_room"  # of the log for the row: nothing says that it was there, and its file may go
 _ROW = struct.Struct("<QQQQIIIIIIII")
 _COUNTED = 36  # first and last seq, last ts, live bytes, live records: as they are now
 _FILE = struct.Struct("<QQQQQIIIIQ")
@@ -98,9 +98,9 @@ class Segments:
             return log_row()
         except OSError as wrong:
             # After a failed write the frame may stand in the log all the same.
-            if wrong.errno not in (errno.ENOSPC, errno.EDQUOT) or sequencer.is_poisoned(sequencer.topic(slot)["shard"]):
+            if wrong.errno not in NO_ROOM or sequencer.is_poisoned(sequencer.topic(slot)["shard"]):
                 raise
-            return NO_ROOM
+            return LOG_FULL
 
     def publish(self, slot: int, topic_id: int, body: bytes) -> str:
         """Check, log and apply one row; return what came of it."""

@@ -113,7 +113,7 @@ def _check_snapshots(data_dir: Path, report: Report) -> None:
 
 
 def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
-    noted: list[int] = []
+    noted = synced.UNKNOWN
     try:
         noted = synced.read(data_dir)
     except synced.NewerNoteError as newer:
@@ -125,8 +125,7 @@ def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
         shard = int(folder.name[-2:])
         try:
             begins, known = _log_begins(data_dir, folder, shard, report)
-            known = max(known, noted[shard] if shard < len(noted) else 0)
-            walked = log_walk.check(folder, shard, from_position=begins, known=known)
+            walked = log_walk.check(folder, shard, from_position=begins, known=max(known, noted[shard]))
         except log_walk.LogFormatError as wrong:
             report.refused.append(str(wrong))
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from topicsd._native.sealer import Sealer
 from topicsd._native.segment import SegmentError
-from topicsd.engine.segments import NO_ROOM as NO_LOG
+from topicsd.engine.segments import LOG_FULL
 from topicsd.room import NO_ROOM, free_bytes
 from topicsd.segments import names
 from topicsd.segments.names import PACKS
@@ -178,7 +178,7 @@ class Rounds:
             codes = list[str]()
             for first in range(0, len(rows), self.policy.publish_rows_max):
                 codes += self._publish(rows[first : first + self.policy.publish_rows_max])
-                if NO_LOG in codes:
+                if LOG_FULL in codes:
                     self._take_back(rows, codes)
                     return
 
@@ -246,14 +246,14 @@ class Rounds:
     def _publish_one(self, slot: int, topic_id: int, body: bytes) -> bool:
         rows = [(slot, topic_id, body)]
         codes = self._publish(rows)
-        if codes == [NO_LOG]:
+        if codes == [LOG_FULL]:
             self._take_back(rows, codes)
         return codes == ["published"]
 
     def _take_back(self, rows: list[Row], codes: list[str]) -> None:
         """The log has no room for rows: remove what was built for them, if none of it counts, or a full disk would fill with what nobody reads."""
         self.done.no_room += 1
-        if set(codes) <= {NO_LOG}:
+        if set(codes) <= {LOG_FULL}:
             remove_files(self.data_dir, next((body for _slot, _topic_id, body in rows if ROW.unpack_from(body)[6]), b""))
 
     def _publish(self, rows: list[Row]) -> list[str]:
