@@ -564,3 +564,15 @@ def test_follow_goes_on_until_it_is_told_to_stop(data: Path, tmp_path: Path) -> 
         process.stdout.read()
         assert process.wait() == 0
     assert manifest.numbers(to) == [1, 2]
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_directory_that_is_none_of_a_server_is_refused_and_takes_nothing_from_the_export(data: Path, tmp_path: Path, prune: bool) -> None:
+    to = tmp_path / "to"
+    assert run(data, to).segments
+    before = sorted(path.relative_to(to) for path in to.rglob("*"))
+    (tmp_path / "empty").mkdir()
+    for wrong in (tmp_path / "empty", to):  # a typing error; the export itself
+        done = CliRunner().invoke(main, ["export", "--to", str(to), "--data-dir", str(wrong), *(["--prune"] if prune else [])])
+        assert (done.exit_code, str(wrong) in done.stderr, "no data directory" in done.stderr) == (2, True, True)
+        assert sorted(path.relative_to(to) for path in to.rglob("*")) == before

@@ -81,7 +81,10 @@ class DirectorySource:
         self._names = names
 
     def topics(self) -> Iterator[SourceTopic]:
-        """Every topic; of bare segments, every one that has a segment. Raises OSError, NewerSnapshotError, SegmentError for a newer format."""
+        """Every topic; of bare segments, every one that has a segment. Raises OSError, NewerSnapshotError, SegmentError for a newer format.
+
+        A directory without a log and without segments is none of a server: an export that prunes must not take it for one that has lost all.
+        """
         if self._names is not None or not (self.directory / "log").is_dir():
             yield from self._bare()
             return
@@ -94,6 +97,8 @@ class DirectorySource:
         grouped: dict[int, list[Sealed]] = {}
         for piece in pieces_by_names(self.directory):
             grouped.setdefault(int(piece.topic, 16), []).append(Sealed(piece))
+        if self._names is None and not grouped:
+            raise FileNotFoundError(f"{self.directory}: this is no data directory: there is no log, and there are no segments")
         for topic_id, sealed in grouped.items():
             name = f"{topic_id:016x}" if self._names is None else self._names.get(topic_id)
             if name is not None:
