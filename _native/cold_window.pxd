@@ -33,6 +33,8 @@ cdef void cold_windows_clear(ColdWindows *windows) noexcept nogil      # files a
 cdef void cold_windows_free(ColdWindows *windows) noexcept nogil
 # The address of byte 0 of a file, when bytes begin .. end - 1 are there; else NULL, and `wanted` is set.
 cdef uint8_t *cold_window_at(ColdWindows *windows, uint64_t turn, uint32_t file, uint64_t serial, uint64_t begin, uint64_t end) noexcept nogil
+# What of a file is there stays until the next turn: the rest of it is wanted, and all of it at once.
+cdef void cold_window_keep(ColdWindows *windows, uint64_t turn, uint64_t serial) noexcept nogil
 # Put bytes in, whole blocks but for the last one of a file of `bytes`. 0 or -ENOMEM.
 cdef int cold_window_put(ColdWindows *windows, uint64_t turn, uint64_t serial, uint64_t bytes, uint64_t offset, const uint8_t *what,
                          uint64_t count) noexcept nogil

@@ -67,6 +67,12 @@ cdef uint8_t *cold_window_at(ColdWindows *windows, uint64_t turn, uint32_t file,
     return NULL
 
 
+cdef void cold_window_keep(ColdWindows *windows, uint64_t turn, uint64_t serial) noexcept nogil:
+    cdef ColdWindow *row = _find(windows, serial)
+    if row != NULL:
+        row.used = turn
+
+
 cdef ColdWindow *_oldest(ColdWindows *windows, uint64_t turn, const ColdWindow *but) noexcept nogil:
     cdef ColdWindow *found = NULL
     cdef uint32_t number

@@ -7,10 +7,13 @@
 #   segment_files[row.file]        kind, topic id, name, edition -> path -> map (segment_maps.pxd) -> .idx entry, .data frame
 #
 # An entry that comes out of here has SOURCE_SEGMENT and, in the lower 56 bits, the ADDRESS of its record entry in this process: good until the
-# next sealed_turn. Damage comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. The writer does not
-# pass over it as over a hole (INDEX_DAMAGED): an index can be made again; until then what it leads to is retained, deleted and evicted like any
-# record. An entry that is
-# deleted has INDEX_DELETED, whoever says so: the index, the flag byte, or the row's marks.
+# next sealed_turn. Data that is damaged comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. An index
+# that is damaged or gone loses nothing: this process makes it again from the data (mended.pxd) and goes by that. The writer does not pass over
+# what can not be read as over a hole (INDEX_DAMAGED): it is retained, deleted and evicted like any record, the data may be put back. An entry that
+# is deleted has INDEX_DELETED, whoever says so: the index, the flag byte, or the row's marks.
+#
+# Of a segment in the cold tier the index is made again of all of its object, which is fetched piece by piece like anything that a read lacks; who
+# reads nothing from there (the writer) goes without.
 #
 # word                            written by   order                               a stale read means
 # slot.segments_*, sealed_*       writer       under the slot's lock               the view is taken again
@@ -38,6 +41,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from topicsd._native.cold_window cimport ColdWindows
 from topicsd._native.layout cimport INDEX_DELETED, INDEX_HOLE, index_entry, segment_file, segment_row, topic_slot
+from topicsd._native.mended cimport MendedList
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.segment cimport Segment
 from topicsd._native.segment_maps cimport SegmentMaps
@@ -50,6 +54,7 @@ cdef enum:
     INDEX_DAMAGED = 0x1000000  # with INDEX_HOLE: its index can not be read, and it is live for all that anybody knows; `bytes` is an average
     SEGMENT_KIND_COLD = 3      # segment_kind: index and tags are files of their own, the data part stands in the cold tier under its name
     COLD_AHEAD_BYTES = 1 << 20  # a read that lacks something has so much read ahead
+    COLD_WHOLE_BYTES = 8 << 20  # one that lacks all of an object has so much of it read at a time
 
 cdef enum SealedPart:        # the low bits of a map's key
     PART_DATA = 0
@@ -70,8 +75,9 @@ cdef struct Sealed:
     SegmentMaps maps
     uint64_t generation
     uint64_t open_turn, open_serial, open_topic, open_first   # which segment is open, if its maps are of this turn
-    bint open_data
+    bint open_data, open_mended
     Segment segment
+    MendedList mended
     uint64_t window_topic, window_first, changes, window_changes
     uint32_t window_count
     index_entry window[SEALED_WINDOW]
@@ -97,6 +103,8 @@ cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first
 cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil
 # Open the row's segment; NULL when it is not there or damaged. Good until the next turn.
 cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags) noexcept nogil
+# The same with its index made again from the data: of an open segment whose index has turned out to be damaged. NULL: there is no data to go by.
+cdef Segment *sealed_mended(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil
 cdef bint row_marked(const Regions *regions, const segment_row *row, uint64_t seq) noexcept nogil
 
 # ---- the writer

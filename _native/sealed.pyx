@@ -2,22 +2,23 @@
 
 import os
 
-from libc.errno cimport EIO, ENAMETOOLONG, ENOENT, ENOMEM
-from libc.stdint cimport UINT32_MAX, uint32_t, uint64_t, uintptr_t
+from libc.errno cimport EAGAIN, EIO, ENAMETOOLONG, ENOENT, ENOMEM
+from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
-from topicsd._native.cold_window cimport cold_window_at, cold_windows_clear, cold_windows_free
+from topicsd._native.cold_window cimport cold_window_at, cold_window_keep, cold_windows_clear, cold_windows_free
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
     SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row, topic_slot,
 )
 from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.maps import install_guard
+from topicsd._native.mended cimport Mended, mended_clear, mended_find, mended_make, mended_trim
 from topicsd._native.segment cimport (
-    SEGMENT_BAD_FRAME, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index,
+    SEGMENT_BAD_FRAME, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_NEWER, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index,
     segment_entry, segment_frame, segment_is_deleted, segment_lower_bound_ts, segment_open, segment_record_at,
 )
 from topicsd._native.segment_maps cimport (
@@ -30,6 +31,7 @@ cdef enum:
     MAPS_OF_SEGMENTS = 3584        # with the log's maps below vm.max_map_count and the 4,096 of the design
     KEY_PART_BITS = 2
     KEY_FILE_BITS = 22
+    INDEX_BYTES_LIKELY = 64 << 20
     MARKS_UNIT_SHIFT = 6           # a slab's smallest size
 
 
@@ -44,6 +46,7 @@ cdef class SealedMaps:
     def __dealloc__(self):
         if self.sealed != NULL:
             segment_maps_free(&self.sealed.maps)
+            mended_clear(&self.sealed.mended)
             cold_windows_free(self.sealed.cold)
             free(self.sealed)
 
@@ -67,6 +70,7 @@ cdef int sealed_attach(Shared shared, directory) except -1:
         shared.r.sealed = sealed
     elif path != sealed.directory or sealed.generation != shared.r.control.generation:
         segment_maps_free(&sealed.maps)
+        mended_clear(&sealed.mended)
         cold_windows_clear(sealed.cold)
         sealed.open_turn = sealed.window_count = 0
     sealed.generation = shared.r.control.generation
@@ -112,10 +116,12 @@ cdef void sealed_turn(const Regions *regions) noexcept nogil:
     generation = load_acquire_64(&regions.control.generation)
     if generation != sealed.generation:    # another writer numbers files anew
         segment_maps_free(&sealed.maps)
+        mended_clear(&sealed.mended)
         cold_windows_clear(sealed.cold)
         sealed.generation = generation
         sealed.open_turn = sealed.window_count = 0
     segment_maps_turn(&sealed.maps)
+    mended_trim(&sealed.mended, sealed.maps.turn)
     sealed.met_file = 0
     if sealed.cold != NULL:
         sealed.cold.wanted_file = 0
@@ -218,62 +224,153 @@ cdef bint _place(SegmentPart *part, const SegmentMap *map, uint64_t units) noexc
     return True
 
 
-cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row, bint data, bint tags) noexcept nogil:
+cdef bint _place_index(Sealed *sealed, const segment_row *row, Segment *segment) noexcept nogil:
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
-    cdef Segment *segment = &sealed.segment
-    cdef SegmentMap *index
-    cdef SegmentMap *other
-    cdef bint pack = file.kind == SEGMENT_KIND_PACK
-    if not tags and sealed.open_turn == sealed.maps.turn and sealed.open_serial == file.serial and sealed.open_topic == topic_id \
-            and sealed.open_first == row.first_seq and (sealed.open_data or not data):
-        return segment
-    sealed.open_turn = 0
-    memset(segment, 0, sizeof(Segment))
-    index = _map(sealed, file, row.file, PART_PACK if pack else PART_INDEX)
+    cdef SegmentMap *index = _map(sealed, file, row.file, PART_PACK if file.kind == SEGMENT_KIND_PACK else PART_INDEX)
     if not _place(&segment.index, index, row.index_at):
-        return NULL
+        return False
     if file.suspect != <uint32_t>SUSPECT_TRUE:    # what is known to be damaged is verified each time, whatever it was when it was mapped
         segment_map_marks(index, clock_mono_ns())
         segment.index_marks = index.index_marks
         segment.frame_marks = index.frame_marks
     segment.index_offset = <uint64_t>row.index_at * 8
+    return True
+
+
+cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, const Mended *made, bint data, bint tags) noexcept nogil:
+    """Open the row's segment, with the index that was made again where there is one. SEGMENT_OK, another segment_status, or -EIO: no such part."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef Segment *segment = &sealed.segment
+    cdef SegmentMap *other
+    cdef bint pack = file.kind == SEGMENT_KIND_PACK
+    cdef int status
+    memset(segment, 0, sizeof(Segment))
+    if made != NULL:
+        segment.index.at, segment.index.bytes = made.at, made.bytes
+    elif not _place_index(sealed, row, segment):
+        return -EIO
     if file.kind == SEGMENT_KIND_COLD:    # its data comes block by block (_cold_there); what of it is good is looked at each time
         segment.frame_marks = NULL
-    elif data and not _place(&segment.data, index if pack else _map(sealed, file, row.file, PART_DATA), row.data_at):
-        return NULL
+    elif data and not _place(&segment.data, _map(sealed, file, row.file, PART_PACK if pack else PART_DATA), row.data_at):
+        return -EIO
     if tags:
-        other = index if pack else _map(sealed, file, row.file, PART_TAGS)
+        other = _map(sealed, file, row.file, PART_PACK if pack else PART_TAGS)
         if not _place(&segment.tags, other, row.tags_at):
-            return NULL
+            return -EIO
         segment_map_marks(other, clock_mono_ns())
         segment.tags_marks = other.index_marks
         segment.tags_offset = <uint64_t>row.tags_at * 8
-    if segment_open(segment) != SEGMENT_OK or segment.topic_id != topic_id or segment.first_seq != row.first_seq \
-            or segment.last_seq != row.last_seq:
+    status = segment_open(segment)
+    if status == SEGMENT_OK and (segment.topic_id != topic_id or segment.first_seq != row.first_seq or segment.last_seq != row.last_seq):
+        return -EIO
+    return status
+
+
+cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row, bint data, bint tags) noexcept nogil:
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef const Mended *made
+    cdef int status
+    if not tags and sealed.open_turn == sealed.maps.turn and sealed.open_serial == file.serial and sealed.open_topic == topic_id \
+            and sealed.open_first == row.first_seq and (sealed.open_data or not data):
+        return &sealed.segment
+    sealed.open_turn = 0
+    made = mended_find(&sealed.mended, file.serial, topic_id, row, sealed.maps.turn) if sealed.mended.newest != NULL else NULL
+    if made != NULL and made.at == NULL:
+        made = NULL
+    status = _open_parts(sealed, topic_id, row, made, data, tags)
+    if status != SEGMENT_OK and made == NULL and status != SEGMENT_NEWER and not for_want_of_room(sealed.maps.failure):
+        _met(sealed, row.file)
+        made = _mended(sealed, topic_id, row, data)
+        if made != NULL:
+            status = _open_parts(sealed, topic_id, row, made, data, tags)
+    if status != SEGMENT_OK:
         return NULL
     if not tags:
         sealed.open_turn, sealed.open_serial, sealed.open_topic, sealed.open_first = sealed.maps.turn, file.serial, topic_id, row.first_seq
         sealed.open_data = data
-    return segment
+    sealed.open_mended = made != NULL
+    return &sealed.segment
+
+
+# ---- an index that is made again --------------------------------------------------------------------------------------------
+
+
+cdef bint _place_data(Sealed *sealed, const segment_row *row, SegmentPart *part, bint wait) noexcept nogil:
+    """Find all of a segment's data part. `wait`: what of it is in the cold tier is wanted, and comes."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef bint pack = file.kind == SEGMENT_KIND_PACK
+    cdef const uint8_t *at
+    if _place(part, _map(sealed, file, row.file, PART_PACK if pack else PART_DATA), row.data_at):
+        if pack and row.index_at > row.data_at:
+            part.bytes = min(part.bytes, <uint64_t>(row.index_at - row.data_at) * 8)
+        return True
+    if file.kind != SEGMENT_KIND_COLD or sealed.cold == NULL or not wait or for_want_of_room(sealed.maps.failure):
+        return False
+    sealed.maps.failure = -EAGAIN    # nobody may call it lost before it has come
+    if file.bytes > sealed.cold.bytes_max:
+        return False
+    at = cold_window_at(sealed.cold, sealed.maps.turn, row.file, file.serial, 0, file.bytes)
+    if at == NULL:
+        cold_window_keep(sealed.cold, sealed.maps.turn, file.serial)
+        sealed.cold.wanted_end = min(sealed.cold.wanted_begin + COLD_WHOLE_BYTES, file.bytes)
+        return False
+    sealed.maps.failure = 0
+    part.at, part.bytes = at, file.bytes
+    return True
+
+
+cdef const Mended *_mended(Sealed *sealed, uint64_t topic_id, const segment_row *row, bint wait) noexcept nogil:
+    """The row's index, made again. NULL: it can not be; maps.failure says whether it may be later."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef const Mended *made = mended_find(&sealed.mended, file.serial, topic_id, row, sealed.maps.turn)
+    cdef SegmentPart part
+    if made == NULL:
+        # A stale row may say anything: no more memory than an index of such a file can have.
+        if (row.last_seq - row.first_seq) * sizeof(index_entry) > max(file.bytes, <uint64_t>INDEX_BYTES_LIKELY) or not _place_data(sealed, row, &part, wait):
+            return NULL
+        made = mended_make(&sealed.mended, &part, file.serial, topic_id, row, sealed.maps.turn)
+    if made == NULL or (made.failure and file.suspect != <uint32_t>SUSPECT_TRUE):
+        sealed.maps.failure = -EAGAIN
+        return NULL
+    return made if made.at != NULL else NULL
+
+
+cdef Segment *_reopened(Sealed *sealed, uint64_t topic_id, const segment_row *row, bint data) noexcept nogil:
+    """The open segment once more, with its index made again. NULL: see maps.failure."""
+    sealed.open_turn = 0
+    sealed.maps.failure = 0
+    _met(sealed, row.file)
+    return _opened(sealed, topic_id, row, data, False) if _mended(sealed, topic_id, row, data) != NULL else NULL
 
 
 cdef struct Opening:
     Sealed *sealed
     uint64_t topic_id
     const segment_row *row
-    bint data, tags
+    bint data, tags, again
     Segment *opened
 
 
 cdef int _open_guarded(void *argument) noexcept nogil:
     cdef Opening *opening = <Opening *>argument
-    opening.opened = _opened(opening.sealed, opening.topic_id, opening.row, opening.data, opening.tags)
+    if opening.again:
+        opening.opened = _reopened(opening.sealed, opening.topic_id, opening.row, opening.data)
+    else:
+        opening.opened = _opened(opening.sealed, opening.topic_id, opening.row, opening.data, opening.tags)
     return 0
 
 
 cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags) noexcept nogil:
+    return _open_row(regions, rows, row, data, tags, False)
+
+
+cdef Segment *sealed_mended(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil:
+    return _open_row(regions, rows, row, data, False, True)
+
+
+cdef Segment *_open_row(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags, bint again) noexcept nogil:
     cdef Opening opening
-    opening.sealed = <Sealed *>regions.sealed
+    opening.sealed, opening.again = <Sealed *>regions.sealed, again
     opening.topic_id, opening.row, opening.data, opening.tags, opening.opened = rows.topic_id, row, data, tags, NULL
     if opening.sealed == NULL or row.file == 0 or row.file >= SEGMENT_FILES_MAX or row.flags & ROW_DAMAGED:
         return NULL
@@ -378,30 +475,6 @@ cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, 
     return True
 
 
-cdef void _of_segment(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
-                      bint records) noexcept nogil:
-    cdef uint64_t upto = 0, good
-    cdef int status
-    while count:
-        status = segment_check(segment, seq, count, &upto) if records else segment_check_index(segment, seq, count, &upto)
-        good = upto - seq
-        _copy(regions, row, segment, seq, good, out, records)
-        if status == SEGMENT_OK:
-            return
-        out += good
-        seq += good
-        count -= good
-        # One record is bad, or the index block: then the rest of it up to the next block.
-        good = 1
-        if status != SEGMENT_BAD_FRAME:
-            good = min(count, <uint64_t>64 - (seq - segment.first_seq) % 64)
-        _met(<Sealed *>regions.sealed, row.file)
-        _fill_damaged(regions, row, seq, out, good)
-        out += good
-        seq += good
-        count -= good
-
-
 cdef struct Reading:
     const Regions *regions
     const Rows *rows
@@ -410,6 +483,61 @@ cdef struct Reading:
     index_entry *out
     bint records
     bint faulted          # cleared by a return: what is left of a call that jumped out of a bad page
+
+
+cdef void _tell_lost(const Regions *regions, const segment_row *row, uint64_t seq, uint64_t count, index_entry *out) noexcept nogil:
+    """Say of what an index that was made again calls lost what is said of any record that can not be read."""
+    cdef uint32_t lost = INDEX_HOLE | <uint32_t>LOSS_CORRUPT << 8
+    cdef uint64_t number = 0, end
+    while number < count:
+        end = number
+        while end < count and out[end].flags == lost:
+            end += 1
+        if end > number:
+            _fill_damaged(regions, row, seq + number, out + number, end - number)
+        number = end + 1
+
+
+cdef int _of_segment(const Reading *reading, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out) noexcept nogil:
+    """Copy the entries of a range. 0, or -EIO: its index is damaged, and what it is made of again is not here."""
+    cdef Sealed *sealed = <Sealed *>reading.regions.sealed
+    cdef const Segment *again
+    cdef uint64_t upto = 0, good
+    cdef int status
+    while count:
+        status = segment_check(segment, seq, count, &upto) if reading.records else segment_check_index(segment, seq, count, &upto)
+        good = upto - seq
+        _copy(reading.regions, row, segment, seq, good, out, reading.records)
+        if sealed.open_mended:
+            _tell_lost(reading.regions, row, seq, good, out)
+        if status == SEGMENT_OK:
+            return 0
+        out += good
+        seq += good
+        count -= good
+        _met(sealed, row.file)
+        # One record is bad, or the index block: then the rest of it up to the next block, where no other index can be had.
+        good = 1
+        if status != SEGMENT_BAD_FRAME:
+            again = _reopened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0)
+            if again != NULL and reading.records and reading.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD \
+                    and not _cold_there(sealed, row, &sealed.segment, seq, count):
+                return -EIO
+            if again != NULL:
+                segment = again
+                continue
+            if for_want_of_room(sealed.maps.failure):
+                return -EIO
+            segment = _opened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0, False)
+            if segment == NULL:
+                _fill_damaged(reading.regions, row, seq, out, count)
+                return 0
+            good = min(count, <uint64_t>64 - (seq - segment.first_seq) % 64)
+        _fill_damaged(reading.regions, row, seq, out, good)
+        out += good
+        seq += good
+        count -= good
+    return 0
 
 
 cdef int _read(void *argument) noexcept nogil:
@@ -425,6 +553,7 @@ cdef int _read_rows(Reading *reading) noexcept nogil:
     cdef Segment *segment
     cdef uint64_t seq = reading.seq, count = reading.count, part
     cdef index_entry *out = reading.out
+    cdef int status
     while count:
         row = row_of(reading.rows, seq)
         if row == NULL or row.first_seq > seq or row.last_seq < seq:
@@ -447,16 +576,42 @@ cdef int _read_rows(Reading *reading) noexcept nogil:
                     and not _cold_there(sealed, row, segment, seq, part):
                 return -EIO
             else:
-                _of_segment(reading.regions, row, segment, seq, part, out, reading.records)
+                status = _of_segment(reading, row, segment, seq, part, out)
+                if status != 0:
+                    return status
         out += part
         seq += part
         count -= part
     return 0
 
 
+cdef int _index_is_there(void *argument) noexcept nogil:
+    """0 when all of a row's index can be read and believed."""
+    cdef Opening *opening = <Opening *>argument
+    cdef Segment segment
+    cdef uint64_t upto = 0
+    if _opened(opening.sealed, opening.topic_id, opening.row, False, False) == NULL:
+        return -EIO
+    segment = opening.sealed.segment
+    segment.index_marks = NULL    # the pages may have gone since
+    return segment_check_index(&segment, opening.row.first_seq, opening.row.last_seq - opening.row.first_seq + 1, &upto)
+
+
+cdef void _without_bad_pages(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil:
+    """The disk has not given back a page of a segment: if it is one of the index, have the index made again."""
+    cdef Opening opening
+    if row.file == 0 or row.flags & ROW_DAMAGED:
+        return
+    opening.sealed, opening.topic_id, opening.row = <Sealed *>regions.sealed, rows.topic_id, row
+    if guarded_call(_index_is_there, &opening) != 0:
+        sealed_mended(regions, rows, row, data and regions.segment_files[row.file].kind != SEGMENT_KIND_COLD)
+    opening.sealed.open_turn = 0
+
+
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
     cdef Reading reading
     cdef const segment_row *row
+    cdef const segment_row *before = NULL
     cdef uint32_t number
     reading.regions, reading.rows, reading.seq, reading.count, reading.out, reading.records = regions, rows, first_seq, count, out, records
     reading.faulted = True
@@ -469,6 +624,9 @@ cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first
         row = row_of(rows, first_seq + number)
         if row == NULL or row.file >= SEGMENT_FILES_MAX:
             return VIEW_BUSY
+        if row != before:
+            _without_bad_pages(regions, rows, row, records)
+            before = row
         reading.seq, reading.count, reading.out, reading.faulted = first_seq + number, 1, out + number, True
         status = guarded_call(_read, &reading)
         if status == -EIO and reading.faulted:
@@ -507,6 +665,9 @@ cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, ui
     row = &rows.at[low]
     bisecting.segment = sealed_open(regions, rows, row, False, False)
     bisecting.from_seq, bisecting.ts = max(from_seq, row.first_seq), ts
+    if bisecting.segment != NULL and guarded_call(_bisect, &bisecting) == SEGMENT_OK:
+        return bisecting.found
+    bisecting.segment = sealed_mended(regions, rows, row, False)
     if bisecting.segment == NULL or guarded_call(_bisect, &bisecting) != SEGMENT_OK:
         return bisecting.from_seq
     return bisecting.found

@@ -11,7 +11,8 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.sealed cimport (
-    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_open, sealed_tell, sealed_turn,
+    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_mended, sealed_open, sealed_tell,
+    sealed_turn,
 )
 from topicsd._native.segment cimport (
     SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record_at, segment_tag_postings, segment_tags_find,
@@ -206,6 +207,12 @@ cdef int _delete_in_row(void *argument) noexcept nogil:
     return 0
 
 
+cdef int _index_is_good(void *argument) noexcept nogil:
+    cdef const Segment *segment = (<TagDeletion *>argument).segment
+    cdef uint64_t upto = 0
+    return segment_check_index(segment, segment.first_seq, segment.last_seq - segment.first_seq + 1, &upto)
+
+
 cdef int _scan_row(void *argument) noexcept nogil:
     """The tags part is damaged or gone: the data has the truth."""
     cdef TagDeletion *deletion = <TagDeletion *>argument
@@ -248,6 +255,8 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
         if deletion.segment == NULL or guarded_call(_delete_in_row, &deletion) != 0:
             sealed_tell(core.regions)
             deletion.segment = sealed_open(core.regions, &rows, deletion.row, True, False)
+            if deletion.segment != NULL and guarded_call(_index_is_good, &deletion) != 0:
+                deletion.segment = sealed_mended(core.regions, &rows, deletion.row, True)
             if deletion.segment == NULL or guarded_call(_scan_row, &deletion) != 0:
                 _missed(&deletion)
     deleted[0] = deletion.deleted

@@ -3,7 +3,7 @@
 from collections import namedtuple
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport ENOMEM
+from libc.errno cimport EIO, ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -17,7 +17,8 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport (
-    Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open, sealed_turn, segment_file_dropped,
+    SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open, sealed_turn,
+    segment_file_dropped,
 )
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
 from topicsd._native.topics cimport touch
@@ -83,6 +84,8 @@ cdef int _count_unreadable(const Regions *regions, const Rows *rows, const segme
     cdef int status
     sealed_turn(regions)
     if seq == row.first_seq and sealed_open(regions, rows, row, False, False) == NULL:
+        if row.file and regions.segment_files[row.file].kind == SEGMENT_KIND_COLD:    # its index; the object may be sound, and be read without
+            return -EIO
         out.records += row.live
         out.bytes += row.live_bytes
         return 0

@@ -477,6 +477,43 @@ def test_a_worker_fetches_what_a_read_lacks_and_refuses_while_the_store_hangs(li
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("way", ["missing", "flipped"])
+def test_a_damaged_index_of_a_cold_segment_is_made_again_of_the_object_that_a_worker_fetches(library: Library, cold: FolderCold, way: str) -> None:
+    library.put("t")
+    fill(library, "t", 1200)
+    library.seal("t", 600)
+    before = library.read_all("t")
+    move(library, cold)
+    name = next(path for path in Path(library.directory).rglob("*.del"))
+    index = name.with_suffix(".idx")
+    if way == "missing":
+        index.unlink()
+    else:
+        raw = bytearray(index.read_bytes())
+        raw[128 + 24 * 70] ^= 8
+        index.write_bytes(raw)
+    library.cold = None
+    library.kill()
+    worker = tier(library, Hanging(cold.root), wait_ms=60_000)
+
+    def read(from_seq: int) -> Any:
+        try:
+            return library.diff("t", from_seq, limit=1000)
+        except IoError as wrong:
+            raise errors.Unread(wrong.seq) from None
+
+    async def run() -> tuple[list[Any], list[Any]]:
+        records: list[Any] = []
+        told, at, head = list[Any](), 0, 1200
+        while at < head:
+            page = await worker.read(partial(read, at))
+            records, at = records + page["records"], page["next_from_seq"]
+            told += [page["tombstone"]] if page["tombstone"] else []
+        return records, told
+
+    assert asyncio.run(run()) == before
+
+
 def test_a_worker_without_a_cold_tier_says_so(library: Library, cold: FolderCold) -> None:
     library.put("t")
     fill(library, "t", 200)

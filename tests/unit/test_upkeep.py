@@ -291,13 +291,13 @@ def test_an_index_or_tags_that_are_damaged_are_made_again_while_the_server_runs(
 
 
 @pytest.mark.parametrize("cap", [{"cap_records": 7}, {"cap_bytes": 5000}, {"ttl_ms": 1000}])
-def test_a_topic_whose_indexes_are_gone_is_emptied_by_its_caps(library: Library, cap: dict[str, int]) -> None:
+def test_a_topic_whose_indexes_and_data_are_gone_is_emptied_by_its_caps(library: Library, cap: dict[str, int]) -> None:
     library.put("t")
     fill(library, "t", 200)
     library.seal("t")
-    path = next(Path(library.directory).rglob("*.idx"))
-    path.unlink()
-    path.write_bytes(b"")
+    for path in [*Path(library.directory).rglob("*.idx"), *Path(library.directory).rglob("*.data")]:
+        path.unlink()
+        path.write_bytes(b"")
     library.kill()
     assert library.diff("t")["tombstone"]["reason"] == "corrupt"
     library.clock.advance(5000)

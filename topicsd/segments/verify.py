@@ -79,7 +79,7 @@ class Verifier:
         """Read the next file anew: it may have been changed."""
         self._path, self._raw = None, b""
 
-    def _load(self, path: Path, problems: list[Problem]) -> bytes | None:
+    def _load(self, path: Path, problems: list[Problem], *, loses: bool) -> bytes | None:
         if path == self._path:
             return self._raw
         try:
@@ -87,7 +87,7 @@ class Verifier:
         except FileNotFoundError:
             problems.append(Problem(path, 0, "the file is missing"))
             return None
-        problems += [Problem(path, offset, "the disk does not give this page back", loses=True) for offset in bad]
+        problems += [Problem(path, offset, "the disk does not give this page back", loses=loses) for offset in bad]
         self._path, self._raw = path, raw
         self._read += len(raw)
         return raw
@@ -101,7 +101,7 @@ class Verifier:
         self._read = 0
         parts: dict[str, bytes | None] = {}
         for kind, spot in zip(KINDS, (place.data, place.index, place.tags), strict=True):
-            parts[kind] = self._load(spot.path, out.problems)
+            parts[kind] = self._load(spot.path, out.problems, loses=spot.path == place.data.path)
         data = parts["data"]
         out.bytes_read = self._read
         if data is None or place.data.offset + 128 > len(data):
