@@ -18,7 +18,7 @@ from topicsd._native.log_walk import LogFormatError
 from topicsd.backup import manifest
 from topicsd.backup.make import Backup, verify
 from topicsd.backup.restore import Restore, Until
-from topicsd.backup.shelf import BackupError, FolderShelf, open_shelf
+from topicsd.backup.shelf import BackupError, FolderShelf, manifest_name, open_shelf
 from topicsd.cli.main import main
 from topicsd.pins import pin, pinned
 from topicsd.segments.fsck import fsck
@@ -345,3 +345,52 @@ def test_an_object_store_holds_a_backup(library: Library, clock: FakeClock, tmp_
         again = opened(tmp_path / "new", clock)
         assert seen(again) == before
         again.close()
+
+
+def test_a_target_is_one_directory_s_until_another_takes_it_over(library: Library, clock: FakeClock, tmp_path: Path) -> None:
+    work(library)
+    before = seen(library)
+    shelf, other = FolderShelf(tmp_path / "shelf"), opened(tmp_path / "other", clock)
+    assert [copy(library, shelf).number, copy(library, shelf).number] == [1, 2]
+    other.close()
+    run = lambda *words: CliRunner().invoke(main, ["backup", str(tmp_path / "shelf"), "--data-dir", other.directory, *words])  # noqa: E731
+    refused = run()
+    assert refused.exit_code == 2 and "another directory's" in refused.output and "--take-over" in refused.output
+    assert manifest.numbers(shelf) == [1, 2]
+    Restore(shelf, tmp_path / "new").run()
+    again = opened(tmp_path / "new", clock)
+    assert seen(again) == before
+    again.close()
+    with pytest.raises(BackupError, match="another directory's"):
+        Backup(tmp_path / "new", shelf).run()
+    assert run("--take-over").output.startswith("backup 3: ") and run().output.startswith("backup 4: ")
+    with pytest.raises(BackupError, match="another directory's"):
+        copy(library, shelf)
+
+
+def test_a_target_from_before_there_were_ids_is_adopted(library: Library, clock: FakeClock, tmp_path: Path) -> None:
+    work(library)
+    shelf = FolderShelf(tmp_path / "shelf")
+    copy(library, shelf)
+    made = manifest.read(shelf, 1)
+    made.directory = ""
+    shown = made.dump()
+    assert b'"directory"' not in shown, "as it was written before"
+    (tmp_path / "shelf" / manifest_name(1)).write_bytes(shown)
+    assert copy(library, shelf).new_objects < len(made.files)
+    other = opened(tmp_path / "other", clock)
+    with pytest.raises(BackupError, match="another directory's"):
+        copy(other, shelf)
+    other.close()
+
+
+@pytest.mark.parametrize("below", ["", "backups", "topics/x"])
+def test_a_target_inside_the_data_directory_is_refused(library: Library, below: str) -> None:
+    work(library)
+    root = Path(library.directory)
+    before = sorted(root.rglob("*"))
+    (root.parent / "link").symlink_to(root)
+    for target in (root / below, root.parent / "link" / below):
+        with pytest.raises(BackupError, match="inside the data directory"):
+            copy(library, FolderShelf(target))
+    assert sorted(root.rglob("*")) == before

@@ -227,6 +227,20 @@ def test_fsck_and_backup_refuse_a_tier_that_is_another(library: Library, tmp_pat
     library.open()
 
 
+def test_fsck_takes_a_tier_that_nothing_was_ever_moved_to_for_what_it_is(library: Library, tmp_path: Path) -> None:
+    fill(library)
+    library.store.close()
+    told = CliRunner().invoke(fsck_command, [library.directory, "--cold", str(tmp_path / "cold")])
+    assert told.exit_code == 0 and "nothing was ever moved" in told.output
+    library.open()
+    move(library, keeper_of(library, tmp_path / "cold"))
+    library.checkpoint()
+    library.store.close()
+    (tmp_path / "cold").rename(tmp_path / "away")
+    assert CliRunner().invoke(fsck_command, [library.directory, "--cold", str(tmp_path / "cold")]).exit_code == 2
+    library.open()
+
+
 def test_an_export_refuses_a_tier_that_is_another_and_a_restored_directory_needs_none(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -365,7 +365,8 @@ def test_a_damaged_index_in_a_pack_is_made_again_and_the_other_topics_stay(libra
     second = raw.index(b"TPSGIDX1", raw.index(b"TPSGIDX1") + 1)
     flip(path, second + 400)
     library.kill()
-    assert lost(library, "b") == set() and alarmed(library, care := library.upkeep())
+    care = library.upkeep()
+    assert lost(library, "b") == set() and alarmed(library, care)
     for mono_ms in range(4):
         care.step(mono_ms, 0)
     assert care.figures.get("rewrites") == 1

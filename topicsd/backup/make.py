@@ -15,7 +15,7 @@ from pathlib import Path
 from topicsd import snapshot, synced
 from topicsd._native import log_walk
 from topicsd._native.log_walk import LogFormatError
-from topicsd.backup import manifest
+from topicsd.backup import manifest, owner
 from topicsd.backup.manifest import Entry, Manifest, Moment
 from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, object_name
 from topicsd.pins import pin
@@ -41,9 +41,15 @@ class Backup:
     """One run. Raises BackupError, OSError."""
 
     def __init__(
-        self, data_dir: Path, shelf: Shelf, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000, cold: Cold | None = None
+        self,
+        data_dir: Path,
+        shelf: Shelf,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        cold: Cold | None = None,
+        *,
+        take_over: bool = False,
     ) -> None:
-        self.data_dir, self.shelf, self.wall_ms, self.cold = data_dir, shelf, wall_ms, cold
+        self.data_dir, self.shelf, self.wall_ms, self.cold, self.take_over = data_dir, shelf, wall_ms, cold, take_over
         self.report = Report()
         self.entries: list[Entry] = []
         self.notes: list[str] = []
@@ -54,7 +60,9 @@ class Backup:
         """Copy what the newest backup does not have, and write a manifest."""
         if not (self.data_dir / "log").is_dir():
             raise BackupError(f"{self.data_dir}: no data directory")
+        owner.check_place(self.data_dir, self.shelf)
         with self.shelf.alone():
+            directory = owner.claim(self.data_dir, self.shelf, take_over=self.take_over)
             self._look_at_the_last()
             with pin(self.data_dir):
                 snapshots = self._snapshots()
@@ -65,7 +73,7 @@ class Backup:
                         if path.suffix == names.FLAGS_SUFFIX:
                             self._cold_data(path)
             moments = [Moment(each.number, each.wall_ms, each.moment) for each in snapshots]
-            made = Manifest(0, self.wall_ms(), ends, moments, self.entries, self.notes)
+            made = Manifest(0, self.wall_ms(), ends, moments, self.entries, self.notes, directory)
             manifest.write(self.shelf, made)
         self.report.number, self.report.notes = made.number, len(self.notes)
         return self.report

@@ -41,10 +41,12 @@ class Manifest:
     snapshots: list[Moment]
     files: list[Entry]
     notes: list[str] = field(default_factory=list)  # damage that was in the source
+    directory: str = ""  # whose it is (owner.py); "" from before there were ids
 
     def dump(self) -> bytes:
         """Encode it."""
-        line = json.dumps({"format": FORMAT, "format_version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        members = {name: value for name, value in asdict(self).items() if name != "directory" or value}
+        line = json.dumps({"format": FORMAT, "format_version": VERSION, **members}, separators=(",", ":")).encode()
         return line + b'\n{"blake2b":"' + digest_of(line).encode() + b'"}\n'
 
 
@@ -63,7 +65,7 @@ def parse(raw: bytes, name: str) -> Manifest:
         raise BackupError(f"{name}: format version {found['format_version']}, this program knows {VERSION}")
     return Manifest(
         found["number"], found["written_ms"], found["ends"], [Moment(**each) for each in found["snapshots"]],
-        [Entry(**each) for each in found["files"]], found["notes"],
+        [Entry(**each) for each in found["files"]], found["notes"], found.get("directory", ""),
     )  # fmt: skip
 
 

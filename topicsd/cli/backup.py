@@ -20,7 +20,8 @@ EXIT_PROBLEMS, EXIT_FAILED = 1, 2
 @click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), envvar="TOPICS_DATA_DIR", default=Path("data"))
 @click.option("--cold", envvar="TOPICS_COLD_DIR", help="the server's cold tier [TOPICS_COLD_DIR]")
 @click.option("--verify", is_flag=True, help="read every object of the newest backup in TARGET instead, and compare it with its name")
-def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
+@click.option("--take-over", is_flag=True, help="go on in a TARGET that holds another directory's backups, which is refused from then on")
+def backup(target: str, data_dir: Path, cold: str | None, verify: bool, take_over: bool) -> None:
     """Copy a data directory, in use or not, to TARGET: a folder, or s3://bucket/prefix. What is there already is not copied again."""
     from topicsd._native.segment import SegmentError
     from topicsd.backup import manifest
@@ -44,7 +45,7 @@ def backup(target: str, data_dir: Path, cold: str | None, verify: bool) -> None:
             sys.exit(EXIT_PROBLEMS if wrong else 0)
         if not data_dir.is_dir():
             raise BackupError(f"{data_dir}: there is no such data directory")
-        report = Backup(data_dir, shelf, cold=open_tier(cold, data_dir) if cold else None).run()
+        report = Backup(data_dir, shelf, cold=open_tier(cold, data_dir) if cold else None, take_over=take_over).run()
     except (BackupError, ColdError, SegmentError, OSError) as failed:
         click.echo(f"topicsd: {failed}", err=True)
         sys.exit(EXIT_FAILED)

@@ -19,12 +19,13 @@ def fsck(directory: Path, repair: bool, cold: str | None) -> None:
     """Check a data DIRECTORY that no server has open. Exit 0: all is well, 1: there are problems, 2: refused: in use, newer, or no cold tier."""
     from topicsd.segments import fsck as checker
     from topicsd.segments.cold import ColdError
-    from topicsd.segments.cold_tier import open_tier
+    from topicsd.segments.cold_tier import open_tier, was_used
 
+    unused = bool(cold) and not was_used(directory)
     try:
-        if cold and len(urlsplit(cold).scheme) < 2 and not Path(cold).is_dir():
+        if cold and not unused and len(urlsplit(cold).scheme) < 2 and not Path(cold).is_dir():
             raise NotADirectoryError(f"{cold}: there is no such cold tier")
-        report = checker.fsck(directory, mend=repair, cold=open_tier(cold, directory) if cold else None)
+        report = checker.fsck(directory, mend=repair, cold=open_tier(cold, directory) if cold and not unused else None)
     except (checker.InUseError, ColdError, OSError) as wrong:
         click.echo(f"topicsd: {wrong}", err=True)
         sys.exit(EXIT_REFUSED)
@@ -34,6 +35,8 @@ def fsck(directory: Path, repair: bool, cold: str | None) -> None:
         click.echo(f"{'LOSS' if problem.loses else 'damage'}: {problem}")
     for note in report.notes:
         click.echo(f"note: {note}")
+    if unused:
+        click.echo(f"note: nothing was ever moved to a cold tier: {cold} was not looked at")
     for line in report.done:
         click.echo(f"done: {line}")
     click.echo(f"{report.files} files, {report.bytes} bytes, {report.log_frames} log frames")

@@ -184,6 +184,12 @@ def _content(path: Path) -> bytes | None:
         raise ColdError(f"{path}: {os.strerror(wrong.errno or 0)}") from wrong
 
 
+def was_used(data_dir: Path) -> bool:
+    """Tell whether anything of a directory was ever moved to a tier, as far as the directory knows."""
+    flags = (path for path in names.files_below(data_dir) if path.suffix == names.FLAGS_SUFFIX)
+    return (data_dir / MEMORY).exists() or (data_dir / PLANNED).exists() or next(flags, None) is not None
+
+
 def open_tier(place: str, data_dir: Path, *, keeps: bool = False) -> KnownCold:
     """Open a data directory's cold tier. Nothing is made or asked yet. Raises ColdError."""
     return KnownCold(open_cold(place), data_dir, keeps=keeps)
