@@ -326,7 +326,8 @@ cdef const Mended *_mended(Sealed *sealed, uint64_t topic_id, const segment_row 
     cdef SegmentPart part
     if made == NULL:
         # A stale row may say anything: no more memory than an index of such a file can have.
-        if (row.last_seq - row.first_seq) * sizeof(index_entry) > max(file.bytes, <uint64_t>INDEX_BYTES_LIKELY) or not _place_data(sealed, row, &part, wait):
+        if (row.last_seq - row.first_seq) * sizeof(index_entry) > max(file.bytes, <uint64_t>INDEX_BYTES_LIKELY) \
+                or not _place_data(sealed, row, &part, wait):
             return NULL
         made = mended_make(&sealed.mended, &part, file.serial, topic_id, row, sealed.maps.turn)
     if made == NULL or (made.failure and file.suspect != <uint32_t>SUSPECT_TRUE):
@@ -498,7 +499,8 @@ cdef void _tell_lost(const Regions *regions, const segment_row *row, uint64_t se
         number = end + 1
 
 
-cdef int _of_segment(const Reading *reading, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out) noexcept nogil:
+cdef int _of_segment(const Reading *reading, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count,
+                     index_entry *out) noexcept nogil:
     """Copy the entries of a range. 0, or -EIO: its index is damaged, and what it is made of again is not here."""
     cdef Sealed *sealed = <Sealed *>reading.regions.sealed
     cdef const Segment *again

@@ -1,0 +1,1 @@
+"""Nothing for Python: sealed.pyx uses it."""
