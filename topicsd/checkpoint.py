@@ -33,7 +33,7 @@ from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
 from topicsd.pins import pinned
-from topicsd.room import NO_ROOM, has_inodes
+from topicsd.room import NO_ROOM, free_bytes, has_inodes
 from topicsd.segments.names import PACKS, Name, topic_folder
 from topicsd.snapshot import GONE, Chain
 
@@ -57,6 +57,7 @@ RETRY_MS = 10_000  # after a snapshot that could not be written
 SET_ASIDE_EVERY_MS = 5_000
 SYNCED_NOTE_EVERY_MS = 5_000  # while the log is written; at rest at once
 FULL_EVERY_MS = 1_000  # on a full disk, in place of a minute
+REFUSED_EVERY_MS = 250  # while the log takes no writes for want of room, and this one would give some back
 
 log = structlog.get_logger("checkpoint")
 Json = dict[str, Any]
@@ -134,12 +135,14 @@ class Checkpoints:
         self.waiting: deque[Waiting] = deque()
         self.moment: list[int] = []
         self.taken_ms = store.clock.mono_ms()
+        self.took_ms = 0  # the last one, until it was durable
         self.published = 0
         self.size = self.digest = 0  # of the newest snapshot's file
         self.removed_log_files = self.removed_segment_files = 0
         self.noted: list[int] = []  # by shard: what is noted to be synced
         self.note_tried: tuple[list[int], int] = [], 0  # the last try, also one that the disk refused: the positions, when
         self.not_before_ms = self.set_aside_ms = 0
+        self.lacked = 0  # bytes of a snapshot that found no room
         self.closing = False
         self.held = False  # files would go, but somebody has pinned the directory
         self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
@@ -213,7 +216,7 @@ class Checkpoints:
         self._pack(SLICE_US)
 
     def _later(self, wrong: OSError | MemoryError) -> None:
-        """Let a disk that refuses be for a while: each try holds the writer up."""
+        """Let a disk that refuses be for a while, or until there is room: each try holds the writer up."""
         log.error("no checkpoint", why=str(wrong))
         self.store.figures.add("checkpoint_failures")
         self.not_before_ms = self.store.clock.mono_ms() + RETRY_MS
@@ -221,18 +224,35 @@ class Checkpoints:
     def due(self) -> bool:
         """Tell whether it is time."""
         store, options = self.store, self.options
-        if store.clock.mono_ms() < self.not_before_ms or any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
+        if store.clock.mono_ms() < self.not_before_ms and not self._has_room_again():
+            return False
+        if any(store.sequencer.is_poisoned(number) for number in range(len(store.shards))):
             return False
         grown = sum(shard.written_position for shard in store.shards) - sum(self.moment)
         if options.log_bytes and grown >= max(options.log_bytes, limits.CHECKPOINT_SIZE_FACTOR * self.size) and not self._only_costs(grown):
             return True
         since_ms = store.clock.mono_ms() - self.taken_ms
-        if not options.every_ms or since_ms < min(FULL_EVERY_MS, options.every_ms):
+        if not options.every_ms or since_ms < min(self._full_every_ms(), options.every_ms):
             return False
         if since_ms < options.every_ms and not store.is_full():
             return False
         # What is deleted of a full log frees files without a segment, and leaves frames: more than that is hardly written there.
         return self._would_free() or (grown > 0 and since_ms < options.every_ms and (store.refuses() or since_ms >= SET_ASIDE_EVERY_MS))
+
+    def _has_room_again(self) -> bool:
+        """Tell whether a full disk has what the last snapshot lacked: a log that takes no writes waits for it."""
+        if not self.lacked or self.store.clock.mono_ms() - self.taken_ms < FULL_EVERY_MS:
+            return False
+        return free_bytes(str(self.path)) >= self.lacked and has_inodes(str(self.path))
+
+    def _full_every_ms(self) -> int:
+        """How often on a full disk. A file goes behind two of them: who is refused waits for both.
+
+        Large ones leave the disk to others half of the time.
+        """
+        if self.held or not self.store.refuses():
+            return FULL_EVERY_MS
+        return min(max(REFUSED_EVERY_MS, 2 * self.took_ms), FULL_EVERY_MS)
 
     def _only_costs(self, grown: int) -> bool:
         """Tell whether a flood goes on of which nothing is sealed yet: then a snapshot lets no file go, and its rows are what the flood waits for."""
@@ -363,10 +383,13 @@ class Checkpoints:
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         except OSError as wrong:
             # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
+            # Nobody says what a quota has left.
+            self.lacked = sum(len(part) for _name, part in sections) + MIB if wrong.errno == errno.ENOSPC else 0
             if wrong.errno not in NO_ROOM or not self._give_room():
                 raise
             self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
         sections.clear()
+        self.lacked = 0
         if room is not None:
             room.drop()
         with contextlib.suppress(OSError):
@@ -397,6 +420,7 @@ class Checkpoints:
         figures.add("checkpoints")
         figures.set("checkpoint_at_ms", self.store.clock.wall_ms())
         figures.set("checkpoint_ms", took_ms)
+        self.took_ms = took_ms
         figures.set("checkpoint_bytes", self.size)
         self.moment = packing.header["moment"]
         self.kept.append(Kept(packing.number, needed, (*packing.below, Layer(packing.number, self.size, self.digest))))

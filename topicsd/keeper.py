@@ -177,10 +177,11 @@ class Keeper:
         self.round_at_s = 0.0
         self.swept = 0
 
-    def step(self) -> None:
-        """Do what is due now."""
+    def step(self) -> float:
+        """Do what is due now; return how many seconds there is nothing to do."""
+        rest_s = LOOK_S
         if not self.shared.ready:
-            return
+            return rest_s
         self._sweep()
         self._seal_wanted()
         self.flood.is_on()
@@ -188,7 +189,9 @@ class Keeper:
             started_s = time.monotonic()
             done = self._round(time.time_ns() // 1_000_000)
             took_s = time.monotonic() - started_s
-            least_s = LOOK_S if done.segments and self._is_full() else ROUND_S_MIN  # each round frees one file of a full log
+            least_s = LOOK_S if done.waits else ROUND_S_MIN
+            if done.segments and not done.waits and self._is_full():
+                least_s = rest_s = 0.0  # each round frees one file of a full log, and writers wait for the next one
             self.round_at_s = time.monotonic() + max(least_s, took_s * ROUND_SHARE if not done.segments else 0)
             if done.segments:
                 log.info("sealed", segments=done.segments, records=done.records, packs=done.packs, ms=round(1000 * took_s))
@@ -199,12 +202,13 @@ class Keeper:
         if self.relocation is not None:
             self.relocation.step(time.monotonic_ns() // 1_000_000)
         self.upkeep.step(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+        return rest_s
 
     def _round(self, now_ms: int) -> Done:
         """Seal what is due; when the log has no room, what holds its oldest files first, whatever its age."""
         behind = self._behind_files()
         done = self.rounds.make_room(behind, now_ms) if behind else Done()
-        if done.segments or done.no_room:
+        if done.segments or done.no_room or done.waits:
             return done
         self.reserve.fill(self.rounds.room())
         return self.rounds.round(now_ms)
@@ -249,13 +253,21 @@ class Keeper:
             self._tell_room(self.rounds.done)
 
     def _pace(self, took_s: float, behind: int) -> None:
-        """Rest while CPUs are short or the log is flooded, but not while the backlog is too long; seal what somebody asked for meanwhile."""
+        """Rest while CPUs are short or the log is flooded, but not while the backlog is too long, or writers wait for the room that it makes.
+
+        Seals what somebody asked for meanwhile.
+        """
         short = self.cpus.are_short() and behind < BEHIND_BYTES_MAX
         patient = behind < self._patience_bytes()
         end_s = time.monotonic() + min(PACE * took_s, REST_S_MAX)
-        while (short or (patient and self.flood.is_on())) and (left_s := end_s - time.monotonic()) > 0 and not self.line.ended:
+        while (short or (patient and self.flood.is_on())) and not self._is_waited_for():
+            if (left_s := end_s - time.monotonic()) <= 0 or self.line.ended:
+                break
             self.line.pause(min(left_s, LOOK_S))
             self._seal_wanted()
+
+    def _is_waited_for(self) -> bool:
+        return self.rounds.policy.only_behind or self._is_full()
 
     def _patience_bytes(self) -> int:
         disk = os.statvfs(self.settings.data_dir)
@@ -312,8 +324,9 @@ def run_keeper(shared: Shared, settings: Settings, ring: int, figures: Figures |
     keeper = Keeper(shared, settings, line, figures or Figures())
     refused = False
     while not line.ended:
+        rest_s = LOOK_S
         try:
-            keeper.step()
+            rest_s = keeper.step()
             refused = False
         except RefusedError as why:
             # A log that takes no writes is the writer's to tell and to cure. Work begins anew with the next step.
@@ -328,6 +341,6 @@ def run_keeper(shared: Shared, settings: Settings, ring: int, figures: Figures |
         except OSError as wrong:
             log.error("could not do its work", why=str(wrong))
             line.pause(ROUND_S_MIN)
-        line.pause(LOOK_S)
+        line.pause(rest_s)
     shared.set("keeper_pid", 0)
     return 0

@@ -34,16 +34,21 @@ def test_only_the_arbiters_signal_ends_it(monkeypatch: pytest.MonkeyPatch, got: 
 
 
 class House:
-    """A keeper whose clock moves only when it rests. flood_s: how long the flood goes on; room: what may wait to be sealed meanwhile."""
+    """A keeper whose clock moves only when it rests.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, short: bool, flood_s: float = 0.0, room: int = FLOOD_BYTES_MAX) -> None:
+    flood_s: how long the flood goes on; room: what may wait to be sealed meanwhile; full_s: after how long the disk is full.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, short: bool, flood_s: float = 0.0, room: int = FLOOD_BYTES_MAX, full_s: float = 1e9) -> None:
         self.now_s, self.wanted = 100.0, 0
         monkeypatch.setattr(keeper.time, "monotonic", lambda: self.now_s)
         self.keeper = Keeper.__new__(Keeper)
         self.keeper.cpus = SimpleNamespace(are_short=lambda: short)  # type: ignore[assignment]
         self.keeper.flood = SimpleNamespace(is_on=lambda: self.now_s < 100.0 + flood_s)  # type: ignore[assignment]
         self.keeper.line = SimpleNamespace(pause=self.pause, ended=False)  # type: ignore[assignment]
+        self.keeper.rounds = SimpleNamespace(policy=Policy())  # type: ignore[assignment]
         monkeypatch.setattr(self.keeper, "_seal_wanted", self.seal)
+        monkeypatch.setattr(self.keeper, "_is_full", lambda: self.now_s >= 100.0 + full_s)
         monkeypatch.setattr(self.keeper, "_patience_bytes", lambda: room)
 
     def pause(self, seconds: float) -> None:
@@ -76,6 +81,14 @@ def test_it_rests_while_the_log_is_flooded_and_goes_on_when_the_flood_ends_or_to
     assert House(monkeypatch, short=False, flood_s=0.3).rest(0.1, behind) == pytest.approx(2 * LOOK_S), "it is over: back to work"
     assert House(monkeypatch, short=False, flood_s=60).rest(0.1, FLOOD_BYTES_MAX) == 0
     assert House(monkeypatch, short=False, flood_s=60, room=behind).rest(0.1, behind) == 0, "the disk or the memory is short"
+
+
+def test_it_does_not_rest_while_writers_wait_for_the_room_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert House(monkeypatch, short=True, flood_s=60, full_s=0).rest(0.1, 0) == 0
+    assert House(monkeypatch, short=True, full_s=0.3).rest(0.2, 0) == pytest.approx(2 * LOOK_S), "full meanwhile: back to work"
+    house = House(monkeypatch, short=True)
+    house.keeper.rounds.policy = Policy(only_behind=True)
+    assert house.rest(0.1, 0) == 0, "a quota has refused the log, whatever the disk has free"
 
 
 def test_a_flood_is_what_the_log_takes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +159,23 @@ def test_on_a_full_disk_it_seals_what_holds_the_oldest_log_files_whatever_its_ag
     assert asked[5:] == ["all"], "sealing is off"
 
 
+def test_rounds_that_make_room_follow_each_other_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, now_s, full = Keeper.__new__(Keeper), [100.0], [True]
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: now_s[0])
+    rounds = [Done(segments=1)] * 3 + [Done(), Done(segments=1)]
+    one.shared, one.round_at_s, one.relocation = SimpleNamespace(ready=True), 0.0, None  # type: ignore[assignment]
+    one.flood = SimpleNamespace(is_on=lambda: False)  # type: ignore[assignment]
+    one.upkeep = SimpleNamespace(step=lambda *_now: None)  # type: ignore[assignment]
+    for name, does in (("_sweep", lambda: None), ("_seal_wanted", lambda: None), ("_tell_room", lambda _done: None), ("_is_full", lambda: full[0])):
+        monkeypatch.setattr(one, name, does)
+    monkeypatch.setattr(one, "_round", lambda _now: rounds.pop(0))
+    assert [one.step() for _ in range(3)] == [0, 0, 0] and len(rounds) == 2, "each of them frees one file of the log"
+    assert one.step() == LOOK_S and len(rounds) == 1, "nothing is left that holds one"
+    assert one.step() == LOOK_S and len(rounds) == 1, "too soon"
+    now_s[0], full[0] = 200.0, False
+    assert one.step() == LOOK_S and not rounds, "there is room"
+
+
 def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     figures, slept = Figures(), list[float]()
 
@@ -180,11 +210,12 @@ def test_a_keeper_waits_for_a_log_that_takes_no_writes_and_says_so_once(monkeypa
     line, steps, told = a_line(), list[int](), list[str]()
     answers: list[Exception | None] = [RefusedError({"code": "storage_read_only"})] * 3 + [None, RefusedError({"code": "storage_read_only"})]
 
-    def step(_keeper: Any) -> None:
+    def step(_keeper: Any) -> float:
         steps.append(len(steps))
         line.ended = len(steps) == len(answers)
         if (answer := answers[len(steps) - 1]) is not None:
             raise answer
+        return 0.0
 
     monkeypatch.setattr(line, "pause", lambda _seconds: None)
     monkeypatch.setattr(keeper, "Line", lambda _shared, _ring: line)

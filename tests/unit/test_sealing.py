@@ -561,6 +561,38 @@ def test_what_was_set_aside_is_not_spent_before_something_was_deleted_and_then_o
     library.close()
 
 
+def test_while_the_oldest_file_waits_for_snapshots_those_behind_it_are_sealed_without_what_was_set_aside(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
+    for n in range(60):
+        library.append("held", [{"data": f"{n:04d}" + "x" * 5000}])
+        library.append("gone", [{"data": "y" * 5000} for _ in range(4)])
+    library.drop("gone")
+    library.sequencer.sync()
+    before = library.diff("held", limit=1000)["records"]
+    rounds, kept = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30), [MIB] * 2
+
+    def give() -> bool:
+        files.space += kept[-1] if kept else 0
+        return bool(kept and kept.pop())
+
+    rounds.room, rounds.give = lambda: files.space - files.used(), give
+    files.space = files.used() + MIB
+    first = rounds.make_room(behind(library), clock.wall_ms())
+    assert first.segments and not first.waits
+    files.space, left = files.used(), len(kept)
+    done = rounds.make_room(behind(library), clock.wall_ms())
+    assert (done.segments, done.no_room, done.waits) == (0, 0, 1) and len(kept) == left, "two snapshots, and there is room"
+    files.space = None
+    for _ in range(3):
+        library.checkpoint()
+    files.space = files.used()
+    assert rounds.make_room(behind(library), clock.wall_ms()).segments and len(kept) < left, "now that one is the oldest"
+    files.space = None
+    assert library.diff("held", limit=1000)["records"] == before
+    library.close()
+
+
 def test_a_batch_that_is_larger_than_what_a_piece_needs_has_all_that_was_set_aside(tmp_path: Path, clock: FakeClock) -> None:
     files = FaultyFiles(tmp_path)
     library = Library(str(tmp_path), clock, files=files, file_bytes=1 << 20)

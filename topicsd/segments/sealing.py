@@ -57,6 +57,7 @@ class Done:
     refused: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # topics whose log is not what it should be
     no_room: int = 0  # tails, or packs of them, of which not even a small piece found room, or the row none in the log
+    waits: int = 0  # the same behind a file of a full log that nothing holds any more: when that one has gone there may be room
 
 
 def weight(records: int, size: int) -> int:
@@ -79,6 +80,7 @@ class Rounds:
         self.alive: Callable[[], bool] = lambda: True
         self.room: Callable[[], int] = lambda: free_bytes(data_dir)  # of the disk
         self.give: Callable[[], bool] = lambda: False  # makes more room of what was set aside for a full log; False: there is none
+        self.spends = False  # what is sealed now may have of that
         # Called between two segments of a round: seconds that the last one took, bytes that are due still. It may wait, or seal what is asked for.
         self.pace: Callable[[float, int], None] = lambda _took_s, _behind: None
 
@@ -96,17 +98,23 @@ class Rounds:
         return self.pack_number
 
     def make_room(self, behind: list[int], now_ms: int) -> Done:
-        """Seal what holds the oldest file of a full log, or the next one if nothing does. behind: from a file's end to the log's, oldest first."""
+        """Seal what holds the oldest file of a full log, or the next one if nothing does. behind: from a file's end to the log's, oldest first.
+
+        Only the oldest has what was set aside: a file goes when two snapshots are newer than its last segment, and none before those in front of it.
+        """
         usual, done = self.policy, Done()
         try:
-            for bytes_behind in behind:
+            for place, bytes_behind in enumerate(behind):
                 self.policy = replace(usual, only_behind=True, log_bytes_max=bytes_behind)
                 self.sealer.behind = bytes_behind  # what else there is holds another file, and takes room meanwhile
+                self.spends = place == 0
                 done = self.round(now_ms)
-                if done.segments or done.no_room:
+                if done.no_room and not self.spends:
+                    done.waits, done.no_room = done.no_room, 0
+                if done.segments or done.no_room or done.waits:
                     break
         finally:
-            self.policy, self.sealer.behind = usual, 0
+            self.policy, self.sealer.behind, self.spends = usual, 0, False
         return done
 
     def gains(self, log_bytes: int) -> bool:
@@ -227,7 +235,7 @@ class Rounds:
     def _pieces(self, most: int) -> Iterator[int]:
         """How much to seal at a time: what the disk has room for, then less and less."""
         room = self.room()
-        while room < ROOM_MIN and self.policy.only_behind and self.give():
+        while room < ROOM_MIN and self.spends and self.give():
             room = self.room()
         if room < PIECE_BYTES_MIN:
             return
@@ -236,7 +244,7 @@ class Rounds:
         while most > PIECE_BYTES_MIN:
             most = max(most // 4, PIECE_BYTES_MIN)
             yield most
-        while self.policy.only_behind and self.give():
+        while self.spends and self.give():
             yield most  # a batch is sealed as a whole
 
     def _failed(self, slot: int, topic_id: int, wrong: Exception) -> None:
