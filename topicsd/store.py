@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from topicsd import snapshot, synced
 from topicsd._native import seal_core, upkeep
@@ -39,6 +40,7 @@ LAST_FILE_BYTES = 16 << 10  # of the same where nothing is set aside any more: e
 FULL_FACTOR = 8  # times as much as a full disk has left: near enough to be full soon
 IDS_RESERVED = 1 << 16  # topic ids reserved in the log ahead of need: one sync for so many creations
 _FLOCK = struct.Struct("hhllhh")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,9 +182,10 @@ class Store:
             self.engine.next_topic_id = max(replayer.id_ceiling, replayer.highest_id + (IDS_RESERVED if plan.degraded else 0)) + 1
         holes = recovery.settle(self.engine, replayer.found, plan, damages)
         self._start_shards(reports)
-        self.engine.id_ceiling = self._reserve_ids(self.engine.next_topic_id)
-        recovery.log_holes(self.engine, holes)
-        self.engine.queues.recover()
+        self.engine.id_ceiling = self._with_room(lambda: self._reserve_ids(self.engine.next_topic_id))
+        for hole in holes:
+            self._with_room(partial(recovery.log_holes, self.engine, [hole]))
+        self.engine.queues.recover(self._with_room)
         self.sequencer.end_replay()
         self.sequencer.build_order()
         self.found = replayer.found
@@ -221,6 +224,19 @@ class Store:
                 self._thread(f"sync-{number}", partial(self.sequencer.run_sync_loop, number))
                 self._thread(f"prepare-{number}", shard.run_prepare_loop)
             self.sequencer.set_threaded(True)
+
+    def _with_room(self, note: Callable[[], T]) -> T:
+        """Have the log take what a start must note: on a full disk with what was set aside, then when there is room. Raises NoRoomError, OSError."""
+        while True:
+            try:
+                return note()
+            except OSError as wrong:
+                if wrong.errno not in NO_ROOM or any(shard.poisoned for shard in self.shards):
+                    raise
+                if not self._give_room() and not self.wait_for_room(why := NoRoomError(self.directory)):
+                    raise why from None
+                for shard in self.shards:
+                    shard.starved = False
 
     def _give_room(self) -> bool:
         """Give the disk some of what was set aside: bytes, or a file where no more can be made; last what a snapshot needs."""

@@ -18,6 +18,7 @@ from topicsd._native import frame
 from topicsd.engine import frames
 from topicsd.room import BYTES_MAX, FILE_BYTES_MIN, GIVEN_BYTES, NoRoomError, Reserve, file_bytes, full_bytes, segment_bytes, wanted_bytes
 from topicsd.snapshot import FOLDER, missing_reserve
+from topicsd.store import Store
 
 MIB = 1 << 20
 
@@ -237,4 +238,39 @@ def test_a_snapshot_on_a_disk_without_inodes_has_that_of_what_sealing_cannot_use
             library.checkpoint()
         assert library.store.reserve.held() == held
     assert len(library.store.checkpoints.kept) == 1
+    library.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_start_that_finds_no_room_for_all_that_it_must_note_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    files, clock, waited, opens = FaultyFiles(tmp_path), FakeClock(), list[str](), Store.open
+    library = Library(str(tmp_path), clock, files=files)
+    for n in range(400):
+        library.append(f"t{n}", [{"data": n}])
+    library.sequencer.sync()
+
+    def wait(why: NoRoomError) -> bool:
+        waited.append(str(why))
+        if len(waited) == 5:
+            files.heal()
+        return not ends
+
+    def opening(store: Store) -> None:
+        store.wait_for_room = wait
+        opens(store)
+
+    monkeypatch.setattr(Store, "open", opening)
+    (tmp_path / FOLDER / "reserve").unlink()
+    files.space = files.used() + (20 << 10)  # a log file of a few pages; each topic jumps, which is a frame
+    if ends:
+        with pytest.raises(NoRoomError, match="has no room"):
+            library.reboot()
+        return
+    library.reboot()
+    assert len(waited) == 5, "and is not begun anew"
+    assert min(library.append(f"t{n}", [{"data": "on"}])["first_seq"] for n in range(400)) > 2
+    before = [library.read_all(f"t{n}") for n in (0, 200, 399)]
+    assert all(len(tombstones) == 1 for _records, tombstones in before)
+    library.kill()
+    assert [library.read_all(f"t{n}") for n in (0, 200, 399)] == before
     library.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -94,12 +95,12 @@ class Queues:
             if sequencer.topic(slot)["topic_id"] == topic_id:
                 self.bury(slot)
 
-    def recover(self) -> None:
-        """After replay: finish the moves that a death has cut in two."""
+    def recover(self, noted: Callable[[Callable[[], None]], None] = lambda note: note()) -> None:
+        """After replay: finish the moves that a death has cut in two. noted: has the log take what is noted of each."""
         sequencer = self.engine.sequencer
         sequencer.open_queues(self.engine.clock.wall_ms())
         for slot, seq, verb in sequencer.unremoved_letters():
-            self._remove(slot, verb, [seq])
+            noted(partial(self._remove, slot, verb, [seq]))
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------------------
 
