@@ -19,8 +19,8 @@ from topicsd._native.render cimport (
     put_text, put_tombstone, put_u64,
 )
 from topicsd._native.scan cimport diff_match, diff_node
-from topicsd._native.sealed cimport sealed_met, sealed_tell, sealed_turn
-from topicsd._native.segment cimport SOURCE_SEGMENT
+from topicsd._native.sealed cimport sealed_doubt, sealed_met, sealed_tell, sealed_turn
+from topicsd._native.segment cimport SOURCE_SEGMENT, segment_frame_is
 from topicsd._native.state cimport (
     READ_BUSY, READ_GONE, READ_IO, READ_MEMORY, READ_OK, READ_STALE, floors_take, loss_reason_of, touch_topic,
 )
@@ -93,15 +93,16 @@ cdef bint _enter(Page *page, uint64_t shard, uint64_t position) noexcept nogil:
     return True
 
 
-cdef const record_entry *_locate(Page *page, const index_entry *entry) noexcept nogil:
+cdef const record_entry *_locate(Page *page, uint64_t seq, const index_entry *entry) noexcept nogil:
     """The record that an index entry points at, or NULL when it is not there as the entry says."""
     cdef uint64_t shard = entry.position >> POSITION_BITS, position = entry.position & POSITION_MASK, available
     cdef const record_entry *record
     cdef Span *span = &page.span
     if shard == SOURCE_EPHEMERAL:
         return _ephemeral(page, entry, position)
-    if shard == SOURCE_SEGMENT:    # sealed.pxd has verified it
-        return <const record_entry *><uintptr_t>position
+    if shard == SOURCE_SEGMENT:    # sealed.pxd has verified it, a while ago
+        record = <const record_entry *><uintptr_t>position
+        return record if segment_frame_is(record, seq, entry) else NULL
     if not (span.first <= position < span.end and span.map.shard == shard) and not _enter(page, shard, position):
         return NULL
     available = span.map.bytes - (position - span.map.first_position)
@@ -169,9 +170,12 @@ cdef int _step(Page *page, uint64_t seq, const index_entry *entry, int *step) no
         return READ_OK
     if not entry.flags & INDEX_DELETED:
         store_relaxed_64(&page.reading, seq)    # in memory before the load that may fault
-        record = _locate(page, entry)
+        record = _locate(page, seq, entry)
         if record == NULL:
-            return READ_IO
+            if entry.position >> POSITION_BITS != SOURCE_SEGMENT:
+                return READ_IO
+            sealed_doubt(page.reader.regions, &page.view, seq)
+            return READ_STALE
         if _wanted(page, record, entry.flags):
             if page.matched and page.payload + entry.bytes > page.payload_max:
                 return READ_OK

@@ -13,7 +13,7 @@ from topicsd._native.index cimport index_at
 from topicsd._native.layout cimport INDEX_HOLE, LOSS_CORRUPT, ROW_HOLES, index_entry, segment_row, topic_slot
 from topicsd._native.log_damage cimport is_in_damage
 from topicsd._native.regions cimport Regions
-from topicsd._native.sealed cimport ROW_LOST, Rows, row_at, rows_of_topic, sealed_entries
+from topicsd._native.sealed cimport ROW_LOST, Rows, row_at, rows_of_topic, sealed_entry
 
 cdef inline bint is_corrupt(const Regions *regions, const topic_slot *topic, uint64_t seq) noexcept nogil:
     """Whether a record can not be read, now: its bytes are there and are not what was written, or they are gone."""
@@ -24,7 +24,7 @@ cdef inline bint is_corrupt(const Regions *regions, const topic_slot *topic, uin
         tail = index_at(regions, topic, seq)
         return tail != NULL and is_in_damage(regions, tail)
     rows_of_topic(regions, topic, &rows)
-    if sealed_entries(regions, &rows, seq, 1, &entry, True) != 0:
+    if sealed_entry(regions, &rows, seq, &entry) != 0:
         return False
     return entry.flags & INDEX_HOLE and (entry.flags >> 8) & 0xFF == LOSS_CORRUPT
 

@@ -9,7 +9,7 @@ from topicsd._native.atomics cimport add_64, store_relaxed_64, store_release_32
 from topicsd._native.copies cimport ORIGIN_BYTES_MAX, Origin, origin_find, put_origin_meta
 from topicsd._native.fleeting cimport INDEX_FLEETING
 from topicsd._native.frame cimport (
-    align8, append_first, entry_bytes, entry_data, entry_meta, entry_next, entry_node, entry_tag,
+    align8, append_first, entry_bytes, entry_data, entry_length_for, entry_meta, entry_next, entry_node, entry_tag,
 )
 from topicsd._native.index cimport index_append, index_at, index_hole_reason
 from topicsd._native.jobs cimport jobs_added
@@ -21,7 +21,7 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.log_verify cimport log_sound
 from topicsd._native.maps cimport MAPS_MAX, Map, for_want_of_room, guarded_copy, map_found, maps_drop_all, maps_init, maps_refresh
-from topicsd._native.sealed cimport Rows, rows_of_topic, sealed_entries
+from topicsd._native.sealed cimport Rows, rows_of_topic, sealed_entry
 from topicsd._native.segment cimport SOURCE_SEGMENT
 from topicsd._native.slabs cimport SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
 from topicsd._native.table cimport slot_lock, slot_unlock
@@ -449,7 +449,7 @@ cdef const record_entry *log_record(Forwarder *forwarder, const index_entry *ent
         available = forwarder.core.regions.ephemeral_bytes - position
     elif shard == SOURCE_SEGMENT:    # `_sealed` has verified it
         source = <const uint8_t *><uintptr_t>position
-        available = <uint64_t>-1
+        available = entry_length_for(entry.bytes, True)
     else:
         if not forwarder.maps_open:
             return NULL
@@ -524,7 +524,7 @@ cdef const index_entry *_sealed(Forwarder *forwarder, const topic_slot *topic, u
     """The entry of a sealed seq with its record's address in this process. A hole, damage too, is NULL."""
     cdef Rows rows
     rows_of_topic(forwarder.core.regions, topic, &rows)
-    if sealed_entries(forwarder.core.regions, &rows, seq, 1, out, True) != 0 or out.flags & INDEX_HOLE:
+    if sealed_entry(forwarder.core.regions, &rows, seq, out) != 0 or out.flags & INDEX_HOLE:
         return NULL
     return out
 

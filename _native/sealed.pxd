@@ -7,10 +7,11 @@
 #   segment_files[row.file]        kind, topic id, name, edition -> path -> map (segment_maps.pxd) -> .idx entry, .data frame
 #
 # An entry that comes out of here has SOURCE_SEGMENT and, in the lower 56 bits, the ADDRESS of its record entry in this process: good until the
-# next sealed_turn. Data that is damaged comes out as a hole with reason `corrupt`: a reader gets its tombstone and everything around it. An index
-# that is damaged or gone loses nothing: this process makes it again from the data (mended.pxd) and goes by that. The writer does not pass over
-# what can not be read as over a hole (INDEX_DAMAGED): it is retained, deleted and evicted like any record, the data may be put back. An entry that
-# is deleted has INDEX_DELETED, whoever says so: the index, the flag byte, or the row's marks.
+# next sealed_turn. It never leads out of the file, whatever has become of the index since it was verified. Data that is damaged comes out as a hole
+# with reason `corrupt`: a reader gets its tombstone and everything around it. An index that is damaged or gone loses nothing: this process makes it
+# again from the data (mended.pxd) and goes by that. The writer does not pass over what can not be read as over a hole (INDEX_DAMAGED): it is
+# retained, deleted and evicted like any record, the data may be put back. An entry that is deleted has INDEX_DELETED, whoever says so: the index,
+# the flag byte, or the row's marks.
 #
 # Of a segment in the cold tier the index is made again of all of its object, which is fetched piece by piece like anything that a read lacks; who
 # reads nothing from there (the writer) goes without.
@@ -91,14 +92,19 @@ cdef struct Sealed:
 cdef int sealed_attach(Shared shared, directory) except -1           # give this process its maps; again is no harm
 cdef void sealed_turn(const Regions *regions) noexcept nogil         # a read begins: what earlier ones were given may go
 cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil    # a record that was verified has faulted
+# A record is not what its entry says (segment_frame_is): nothing of its file that was verified is believed any more; the read is made again.
+cdef void sealed_doubt(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil
 cdef void sealed_tell(const Regions *regions) noexcept nogil         # what the read has met was true: its view still holds
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil    # unmap what is retired; how many maps went
 cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows) noexcept nogil    # 0, or VIEW_BUSY
 cdef void rows_of_topic(const Regions *regions, const topic_slot *topic, Rows *rows) noexcept nogil
 cdef const segment_row *row_of(const Rows *rows, uint64_t seq) noexcept nogil     # NULL: no row has it
-# Entries first_seq .. first_seq + count - 1, all of them in rows. `records`: with addresses, verified; else position 0 and what the index says.
+# Entries first_seq .. first_seq + count - 1, all of them in rows. `records`: with addresses, verified, and a frame of the entry's length is inside
+# of the file there; but bytes may have changed since, so whoever follows one asks segment_frame_is first. Else what the index says, verified now.
 # 0, VIEW_BUSY (not in rows), or -EIO: a page that cannot be read now, or bytes of the cold tier that are not here yet (sealed.cold.wanted_file).
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil
+# One with its address, and with segment_frame_is.
+cdef int sealed_entry(const Regions *regions, const Rows *rows, uint64_t seq, index_entry *out) noexcept nogil
 # First seq >= from_seq in rows with ts at or above `ts`; last seq of all rows + 1 when there is none.
 cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil
 # Open the row's segment; NULL when it is not there or damaged. Good until the next turn.

@@ -11,15 +11,17 @@ from libc.string cimport memcpy, memmove, memset
 from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport cold_window_at, cold_window_keep, cold_windows_clear, cold_windows_free
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE, SEGMENT_HOT,
-    SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE,
+    SEGMENT_HOT, SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row,
+    topic_slot,
 )
 from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.maps import install_guard
 from topicsd._native.mended cimport Mended, mended_clear, mended_find, mended_make, mended_trim
 from topicsd._native.segment cimport (
-    SEGMENT_BAD_FRAME, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_NEWER, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart, segment_check, segment_check_index,
-    segment_entry, segment_frame, segment_is_deleted, segment_lower_bound_ts, segment_open, segment_record_at,
+    SEGMENT_BAD_FRAME, SEGMENT_BLOCK_ENTRIES, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_NEWER, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart,
+    segment_check, segment_doubt, segment_entry, segment_frame, segment_frame_is, segment_is_flagged, segment_lower_bound_ts, segment_open,
+    segment_place, segment_record, segment_verify_index,
 )
 from topicsd._native.segment_maps cimport (
     SegmentMap, segment_map, segment_map_marks, segment_maps_free, segment_maps_init, segment_maps_sweep, segment_maps_turn,
@@ -141,6 +143,23 @@ cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq
         _met(<Sealed *>regions.sealed, row.file)
 
 
+cdef void sealed_doubt(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil:
+    cdef Sealed *sealed = <Sealed *>regions.sealed
+    cdef const segment_file *file
+    cdef const segment_row *row
+    cdef SegmentMap *index
+    cdef Rows rows
+    if sealed == NULL or rows_of_view(regions, view, &rows) != 0:
+        return
+    row = row_of(&rows, seq)
+    if row == NULL or not 0 < row.file < SEGMENT_FILES_MAX:
+        return
+    file = &regions.segment_files[row.file]
+    index = _map(sealed, file, row.file, PART_PACK if file.kind == SEGMENT_KIND_PACK else PART_INDEX)
+    if index != NULL:
+        index.marked_ns = 0    # its marks are too old now
+
+
 cdef void sealed_tell(const Regions *regions) noexcept nogil:
     cdef Sealed *sealed = <Sealed *>regions.sealed
     cdef segment_file *file
@@ -237,6 +256,17 @@ cdef bint _place_index(Sealed *sealed, const segment_row *row, Segment *segment)
     return True
 
 
+cdef bint _place_whole(Sealed *sealed, const segment_row *row, SegmentPart *part) noexcept nogil:
+    """Find a data part that is mapped whole. In a pack it ends where its index begins: no position leads into another segment."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef bint pack = file.kind == SEGMENT_KIND_PACK
+    if not _place(part, _map(sealed, file, row.file, PART_PACK if pack else PART_DATA), row.data_at):
+        return False
+    if pack and row.index_at > row.data_at:
+        part.bytes = min(part.bytes, <uint64_t>(row.index_at - row.data_at) * 8)
+    return True
+
+
 cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, const Mended *made, bint data, bint tags) noexcept nogil:
     """Open the row's segment, with the index that was made again where there is one. SEGMENT_OK, another segment_status, or -EIO: no such part."""
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
@@ -251,7 +281,7 @@ cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, 
         return -EIO
     if file.kind == SEGMENT_KIND_COLD:    # its data comes block by block (_cold_there); what of it is good is looked at each time
         segment.frame_marks = NULL
-    elif data and not _place(&segment.data, _map(sealed, file, row.file, PART_PACK if pack else PART_DATA), row.data_at):
+    elif data and not _place_whole(sealed, row, &segment.data):
         return -EIO
     if tags:
         other = _map(sealed, file, row.file, PART_PACK if pack else PART_TAGS)
@@ -298,11 +328,8 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
 cdef bint _place_data(Sealed *sealed, const segment_row *row, SegmentPart *part, bint wait) noexcept nogil:
     """Find all of a segment's data part. `wait`: what of it is in the cold tier is wanted, and comes."""
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
-    cdef bint pack = file.kind == SEGMENT_KIND_PACK
     cdef const uint8_t *at
-    if _place(part, _map(sealed, file, row.file, PART_PACK if pack else PART_DATA), row.data_at):
-        if pack and row.index_at > row.data_at:
-            part.bytes = min(part.bytes, <uint64_t>(row.index_at - row.data_at) * 8)
+    if _place_whole(sealed, row, part):
         return True
     if file.kind != SEGMENT_KIND_COLD or sealed.cold == NULL or not wait or for_want_of_room(sealed.maps.failure):
         return False
@@ -424,24 +451,60 @@ cdef void _fill_damaged(const Regions *regions, const segment_row *row, uint64_t
             out[number].bytes = <uint32_t>(row.live_bytes // row.live)
 
 
-cdef void _copy(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
-                bint records) noexcept nogil:
-    """Copy checked entries; say which are deleted and where their records stand in this process."""
-    cdef const index_entry *from_file = segment.entries + (seq - segment.first_seq)
+cdef uint64_t _copy(const Regions *regions, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out,
+                    bint records, bint closely) noexcept nogil:
+    """Copy checked entries; say which are deleted and where their records stand in this process. How many are as they say: the next one is not.
+
+    The files may have changed since they were checked, so only the copies are gone by, within the part's bounds. `closely`: what stands there is
+    looked at now, not by who reads it.
+    """
     cdef const uint64_t *marks = _marks(regions, row) if row.marks_at else NULL
-    cdef uint64_t number, offset = seq - row.first_seq
-    memcpy(out, from_file, count * sizeof(index_entry))
+    cdef uint64_t number, offset = seq - row.first_seq, good = count
+    memcpy(out, segment.entries + (seq - segment.first_seq), count * sizeof(index_entry))
     if records:
-        for number in range(count):
-            out[number].position = <uint64_t>SOURCE_SEGMENT << POSITION_BITS | <uint64_t><uintptr_t>segment_record_at(segment, &from_file[number])
-    if row.deleted:
-        for number in range(count):
-            if segment_is_deleted(segment, &from_file[number]):
-                out[number].flags |= INDEX_DELETED
+        good = _locate(row, segment, seq, count, out, closely or row.deleted != 0)
+    elif row.deleted and segment.data.at != NULL:
+        _take_flags(<Sealed *>regions.sealed, row, segment, seq, count, out)
     if marks != NULL:
-        for number in range(count):
+        for number in range(good):
             if (marks[(offset + number) >> 6] >> ((offset + number) & 63)) & 1:
                 out[number].flags |= INDEX_DELETED
+    return good
+
+
+cdef uint64_t _locate(const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out, bint closely) noexcept nogil:
+    """Put addresses in the place of positions. How many are as they say."""
+    cdef const record_entry *record
+    cdef uint64_t number, verified = 0, upto = 0
+    for number in range(count):
+        if out[number].flags & ~<uint32_t>INDEX_TAGGED:    # a hole, or deleted: no frame bears it out
+            if seq + number >= verified:
+                segment_verify_index(segment, seq + number, min(count - number, <uint64_t>SEGMENT_BLOCK_ENTRIES), &upto)
+                if upto == seq + number:
+                    return number
+                verified = upto
+            continue
+        record = segment_place(segment, &out[number])
+        if record == NULL or (closely and not segment_frame_is(record, seq + number, &out[number])):
+            return number
+        out[number].position = <uint64_t>SOURCE_SEGMENT << POSITION_BITS | <uint64_t><uintptr_t>record
+        if row.deleted and segment_is_flagged(segment, seq + number, record):
+            out[number].flags |= INDEX_DELETED
+    return count
+
+
+cdef void _take_flags(Sealed *sealed, const segment_row *row, const Segment *segment, uint64_t seq, uint64_t count, index_entry *out) noexcept nogil:
+    """Say of entries that were verified which are deleted by their flag bytes. Of a damaged record nobody knows: it is not."""
+    cdef const record_entry *record
+    cdef uint64_t number
+    for number in range(count):
+        if out[number].flags & (INDEX_HOLE | INDEX_DELETED):
+            continue
+        record = segment_record(segment, seq + number, &out[number])
+        if record == NULL:
+            _met(sealed, row.file)
+        elif segment_is_flagged(segment, seq + number, record):
+            out[number].flags |= INDEX_DELETED
 
 
 cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, uint64_t seq, uint64_t count) noexcept nogil:
@@ -449,7 +512,7 @@ cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, 
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
     cdef const index_entry *entry
     cdef uint64_t begin = 0, end = 0, upto = 0, number, ahead
-    segment_check_index(segment, seq, count, &upto)    # what is behind a damaged block needs no data
+    segment_verify_index(segment, seq, count, &upto)    # what is behind a damaged block needs no data
     for number in range(seq, upto):
         entry = segment_entry(segment, number)
         if entry.flags & (INDEX_HOLE | INDEX_DELETED):
@@ -463,7 +526,10 @@ cdef bint _cold_there(Sealed *sealed, const segment_row *row, Segment *segment, 
     if _place(&segment.data, _map(sealed, file, row.file, PART_DATA), 0):    # a restored directory has it here
         segment.data_from = 0
         return True
-    if sealed.cold == NULL or begin >= file.bytes:
+    if begin >= file.bytes:    # the object has no such bytes: damage, which the check finds
+        segment.data.at, segment.data.bytes = NULL, 0
+        return True
+    if sealed.cold == NULL:
         return False
     ahead = min(end, file.bytes)
     segment.data.at = cold_window_at(sealed.cold, sealed.maps.turn, row.file, file.serial, begin, ahead)
@@ -482,7 +548,7 @@ cdef struct Reading:
     uint64_t seq
     uint64_t count
     index_entry *out
-    bint records
+    bint records, closely
     bint faulted          # cleared by a return: what is left of a call that jumped out of a bad page
 
 
@@ -504,20 +570,26 @@ cdef int _of_segment(const Reading *reading, const segment_row *row, const Segme
     """Copy the entries of a range. 0, or -EIO: its index is damaged, and what it is made of again is not here."""
     cdef Sealed *sealed = <Sealed *>reading.regions.sealed
     cdef const Segment *again
-    cdef uint64_t upto = 0, good
+    cdef uint64_t upto = 0, good, checked, doubted = 0
     cdef int status
     while count:
-        status = segment_check(segment, seq, count, &upto) if reading.records else segment_check_index(segment, seq, count, &upto)
-        good = upto - seq
-        _copy(reading.regions, row, segment, seq, good, out, reading.records)
+        status = segment_check(segment, seq, count, &upto) if reading.records else segment_verify_index(segment, seq, count, &upto)
+        checked = upto - seq
+        good = _copy(reading.regions, row, segment, seq, checked, out, reading.records, reading.closely)
         if sealed.open_mended:
             _tell_lost(reading.regions, row, seq, good, out)
-        if status == SEGMENT_OK:
+        if good == checked and status == SEGMENT_OK:
             return 0
         out += good
         seq += good
         count -= good
         _met(sealed, row.file)
+        if good < checked:
+            if doubted != seq:    # it was verified a while ago: once more, to find what has changed
+                doubted = seq
+                segment_doubt(segment, seq)
+                continue
+            status = SEGMENT_BAD_FRAME
         # One record is bad, or the index block: then the rest of it up to the next block, where no other index can be had.
         good = 1
         if status != SEGMENT_BAD_FRAME:
@@ -595,8 +667,7 @@ cdef int _index_is_there(void *argument) noexcept nogil:
     if _opened(opening.sealed, opening.topic_id, opening.row, False, False) == NULL:
         return -EIO
     segment = opening.sealed.segment
-    segment.index_marks = NULL    # the pages may have gone since
-    return segment_check_index(&segment, opening.row.first_seq, opening.row.last_seq - opening.row.first_seq + 1, &upto)
+    return segment_verify_index(&segment, opening.row.first_seq, opening.row.last_seq - opening.row.first_seq + 1, &upto)
 
 
 cdef void _without_bad_pages(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil:
@@ -611,11 +682,21 @@ cdef void _without_bad_pages(const Regions *regions, const Rows *rows, const seg
 
 
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
+    return _entries(regions, rows, first_seq, count, out, records, False)
+
+
+cdef int sealed_entry(const Regions *regions, const Rows *rows, uint64_t seq, index_entry *out) noexcept nogil:
+    return _entries(regions, rows, seq, 1, out, True, True)
+
+
+cdef int _entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records,
+                  bint closely) noexcept nogil:
     cdef Reading reading
     cdef const segment_row *row
     cdef const segment_row *before = NULL
     cdef uint32_t number
     reading.regions, reading.rows, reading.seq, reading.count, reading.out, reading.records = regions, rows, first_seq, count, out, records
+    reading.closely = closely
     reading.faulted = True
     cdef int status = guarded_call(_read, &reading)
     if status != -EIO or not reading.faulted:

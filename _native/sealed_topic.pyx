@@ -15,7 +15,8 @@ from topicsd._native.sealed cimport (
     sealed_turn,
 )
 from topicsd._native.segment cimport (
-    SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record_at, segment_tag_postings, segment_tags_find,
+    SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record, segment_tag_postings, segment_tags_find,
+    segment_verify_index,
 )
 from topicsd._native.tags cimport tags_drop_below
 from topicsd._native.topics cimport Core, came_to_bytes, evict, job_gone, touch
@@ -196,38 +197,47 @@ cdef int _delete_in_row(void *argument) noexcept nogil:
     cdef TagDeletion *deletion = <TagDeletion *>argument
     cdef Segment segment = deletion.segment[0]    # sealed_at opens others meanwhile; the maps stay until the next turn
     cdef TagRange found
-    cdef uint32_t number, posting, count
+    cdef uint32_t number, posting, count = 0
     cdef const uint32_t *postings
+    cdef uint64_t seq
     if segment_tags_find(&segment, deletion.tag, deletion.tag_bytes, deletion.kind != MATCH_EQ, &found) != SEGMENT_OK:
         return TAGS_DAMAGED
     for number in range(found.first, found.end):
-        postings = segment_tag_postings(&segment, number, &count)
+        postings = segment_tag_postings(&segment, &found, number, &count)
+        if postings == NULL:
+            return TAGS_DAMAGED
         for posting in range(count):
-            _delete_posting(deletion, segment.first_seq + postings[posting])
+            seq = segment.first_seq + postings[posting]
+            if seq > segment.last_seq:
+                return TAGS_DAMAGED
+            _delete_posting(deletion, seq)
     return 0
 
 
 cdef int _index_is_good(void *argument) noexcept nogil:
     cdef const Segment *segment = (<TagDeletion *>argument).segment
     cdef uint64_t upto = 0
-    return segment_check_index(segment, segment.first_seq, segment.last_seq - segment.first_seq + 1, &upto)
+    return segment_verify_index(segment, segment.first_seq, segment.last_seq - segment.first_seq + 1, &upto)
 
 
 cdef int _scan_row(void *argument) noexcept nogil:
     """The tags part is damaged or gone: the data has the truth."""
     cdef TagDeletion *deletion = <TagDeletion *>argument
     cdef Segment segment = deletion.segment[0]
-    cdef const index_entry *entry
+    cdef index_entry entry
     cdef const record_entry *record
     cdef uint64_t seq, upto
     for seq in range(segment.first_seq, segment.last_seq + 1):
         if segment_check(&segment, seq, 1, &upto) != SEGMENT_OK:
             _missed(deletion)
             continue
-        entry = segment_entry(&segment, seq)
+        entry = segment_entry(&segment, seq)[0]
         if entry.flags & (INDEX_DELETED | INDEX_HOLE) or not entry.flags & INDEX_TAGGED:
             continue
-        record = segment_record_at(&segment, entry)
+        record = segment_record(&segment, seq, &entry)
+        if record == NULL:
+            _missed(deletion)
+            continue
         if record.tag_bytes < deletion.tag_bytes or (deletion.kind == MATCH_EQ and record.tag_bytes != deletion.tag_bytes):
             continue
         if memcmp(entry_tag(record), deletion.tag, deletion.tag_bytes) == 0:

@@ -9,6 +9,13 @@
 #                                        and of each frame in it (the marks `checked` remember that for a second: segment_maps.pxd), so
 #                                        that a flipped bit is an error and no wrong record. Blocks verified a moment ago cost a bit test.
 #
+#   segment_record(segment, seq, entry)  of a COPY of a checked entry: its record. The bytes may have changed since they were verified, so no
+#                                        position and no length is followed before it has been held against the bounds (segment_place), and
+#                                        the frame there against the entry (segment_frame_is). Else: segment_doubt, then segment_check once
+#                                        more, which says what it is that has changed.
+#
+# What of an index leads to no frame (a hole, what is deleted, a time) is verified each time somebody acts on it: segment_verify_index.
+#
 # word                              written by      order     a stale read means
 # all bytes of all parts            the builder     before their names exist and before the row that leads to them (release)
 # a flag byte                       the writer      relaxed   a record deleted a moment ago
@@ -19,8 +26,9 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from topicsd._native.files cimport Files
+from topicsd._native.frame cimport entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
 from topicsd._native.hash cimport hash_secret
-from topicsd._native.layout cimport POSITION_MASK, index_entry, record_entry
+from topicsd._native.layout cimport ENTRY_FLAG_EXT, INDEX_TAGGED, POSITION_BITS, entry_ext, index_entry, record_entry
 
 cdef extern from "segment.h" nogil:
     const uint32_t SEGMENT_FORMAT_VERSION
@@ -148,6 +156,8 @@ cdef int segment_open_flags(Segment *segment, const SegmentPart *part) noexcept 
 # nothing of `upto`'s block may be believed.
 cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
 cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil
+cdef int segment_verify_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil    # whatever is marked
+cdef void segment_doubt(const Segment *segment, uint64_t seq) noexcept nogil    # forget that the block of `seq`, and its frames, were verified
 
 # One seq alone, without marks. SEGMENT_OK or SEGMENT_BAD_FRAME; its index block must have been checked. secret: of the topic's id.
 cdef int segment_entry_check(const Segment *segment, uint64_t seq, const hash_secret *secret) noexcept nogil
@@ -163,25 +173,50 @@ cdef inline const index_entry *segment_entry(const Segment *segment, uint64_t se
     # `seq` must be in the segment and checked.
     return &segment.entries[seq - segment.first_seq]
 
-# The record of a checked entry that is neither INDEX_HOLE nor INDEX_DELETED.
-cdef inline const record_entry *segment_record_at(const Segment *segment, const index_entry *entry) noexcept nogil:
-    return <const record_entry *>(segment.data.at + (entry.position & POSITION_MASK))
+# The record of a copy of a checked entry that is neither INDEX_HOLE nor INDEX_DELETED: all of its frame lies inside the part, and is what the
+# entry says as far as that shows without the checksum. NULL: not so.
+cdef inline const record_entry *segment_record(const Segment *segment, uint64_t seq, const index_entry *entry) noexcept nogil:
+    cdef const record_entry *record = segment_place(segment, entry)
+    return record if record != NULL and segment_frame_is(record, seq, entry) else NULL
 
-# Offset in the data part of the flag byte of such an entry, and whether it says deleted.
-cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *entry) noexcept nogil
-cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) noexcept nogil    # INDEX_DELETED or the flag byte
+# Where that record stands, when a frame of the entry's length is inside of the part there. Its bytes are looked at only when it is the last one.
+cdef inline const record_entry *segment_place(const Segment *segment, const index_entry *entry) noexcept nogil:
+    cdef uint64_t position = entry.position ^ <uint64_t>SOURCE_SEGMENT << POSITION_BITS    # of another source: far behind any end
+    cdef uint64_t bytes = entry_length_for(entry.bytes, True) + SEGMENT_FRAME_TAIL_BYTES, end = segment.data.bytes
+    cdef const record_entry *record = <const record_entry *>(segment.data.at + position)
+    if position < max(segment.data_from, <uint64_t>sizeof(segment_header)) + sizeof(segment_frame) or position & 7 or position > end:
+        return NULL
+    if bytes > end - position and (bytes - sizeof(entry_ext) > end - position or record.length_flags & ENTRY_FLAG_EXT):
+        return NULL
+    return record
 
-# First seq >= from_seq (within the segment) whose ts >= `ts`, last_seq + 1 when there is none. Verifies the index blocks it looks at.
+# Whether the frame around a record is what its entry says: one branch, since this is done for each record that is read, right before it is.
+cdef inline bint segment_frame_is(const record_entry *record, uint64_t seq, const index_entry *entry) noexcept nogil:
+    cdef const segment_frame *frame = (<const segment_frame *>record) - 1
+    cdef uint64_t bytes = entry_length_for(entry.bytes, record.length_flags & ENTRY_FLAG_EXT)
+    return ((frame.seq ^ seq) | (frame.ts ^ entry.ts) | (entry_payload_bytes(record) ^ entry.bytes) | (entry_bytes(record) ^ bytes)
+            | (frame.frame_bytes ^ (sizeof(segment_frame) + bytes + SEGMENT_FRAME_TAIL_BYTES)) | (frame.kind ^ <uint32_t>SEGMENT_FRAME_RECORD)
+            | <uint64_t>(entry_has_tag(record) != (entry.flags & INDEX_TAGGED != 0))) == 0
+
+# Whether the flag byte of a record that segment_record gave says deleted.
+cdef inline bint segment_is_flagged(const Segment *segment, uint64_t seq, const record_entry *record) noexcept nogil:
+    if segment.flags != NULL:
+        return segment.flags[seq - segment.first_seq] == SEGMENT_DELETED
+    return (<const uint8_t *>record)[entry_bytes(record) + SEGMENT_FRAME_TAIL_BYTES - SEGMENT_FLAG_FROM_END] == SEGMENT_DELETED
+
+# First seq >= from_seq (within the segment) whose ts >= `ts`, last_seq + 1 when there is none. What it says is verified.
 # 0 or SEGMENT_BAD_INDEX.
 cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint64_t ts, uint64_t *seq) noexcept nogil
 
-# ---- tags: verified as a whole by the first segment_tags_find of each map. SEGMENT_OK or SEGMENT_BAD_TAGS
+# ---- tags: verified as a whole by the first segment_tags_find of each map, and by each that finds something. SEGMENT_OK or SEGMENT_BAD_TAGS
 cdef struct TagRange:              # rows first .. end - 1 match
     uint32_t first, end
+    uint64_t rows, postings, room  # of the whole part, as its header said when it was checked: what lies outside is not followed
 cdef int segment_tags_check(const Segment *segment) noexcept nogil
 cdef int segment_tags_find(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, TagRange *found) noexcept nogil
-cdef const uint8_t *segment_tag_text(const Segment *segment, uint32_t row, uint32_t *tag_bytes) noexcept nogil
-cdef const uint32_t *segment_tag_postings(const Segment *segment, uint32_t row, uint32_t *count) noexcept nogil   # seq - first_seq each
+cdef const uint8_t *segment_tag_text(const Segment *segment, const TagRange *found, uint32_t row, uint32_t *tag_bytes) noexcept nogil
+# seq - first_seq each; NULL: the row leads outside of the part
+cdef const uint32_t *segment_tag_postings(const Segment *segment, const TagRange *found, uint32_t row, uint32_t *count) noexcept nogil
 
 # ---- frames: a record's entry is well-formed, a gap is as long as it says, seq and ts are only bounded by the checksum
 cdef int segment_frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id) noexcept nogil    # SEGMENT_OK or SEGMENT_BAD_FRAME
@@ -195,4 +230,6 @@ cdef class SegmentView:
     cdef Segment segment
     cdef object buffers
     cdef object marks
+    cdef const record_entry *located(self, uint64_t seq) except? NULL
+    cdef bint is_deleted(self, uint64_t seq) except -1
     cdef int take(self, SegmentPart *part, buffer, uint64_t offset) except -1

@@ -8,11 +8,10 @@ from posix.fcntl cimport O_WRONLY
 from posix.uio cimport iovec
 
 from topicsd._native.files cimport Files, FileSystem, real_files
-from topicsd._native.frame cimport align8, entry_bytes, entry_has_tag, entry_length_for, entry_payload_bytes
+from topicsd._native.frame cimport align8, entry_bytes, entry_length_for, entry_payload_bytes
 from topicsd._native.hash cimport hash_secret, hash_secret_make, xxh3_64, xxh3_64_secret, xxh3_64_seeded
 from topicsd._native.layout cimport (
-    ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, POSITION_BITS, POSITION_MASK,
-    index_entry, record_entry,
+    ENTRY_FLAG_EMPTY_NODE, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, INDEX_DELETED, INDEX_HOLE, POSITION_MASK, index_entry, record_entry,
 )
 from topicsd._native.maps cimport guarded_call
 
@@ -88,7 +87,10 @@ cdef int segment_open(Segment *segment) noexcept nogil:
     segment.first_seq = header.first_seq
     segment.last_seq = header.last_seq
     segment.entries = <const index_entry *>(segment.index.at + sizeof(segment_header))
-    segment.blocks = <const uint64_t *>(segment.entries + (header.last_seq - header.first_seq + 1))
+    if segment.last_seq - segment.first_seq >= SEGMENT_SPAN_MAX \
+            or sizeof(segment_header) + index_body_bytes(segment.last_seq - segment.first_seq + 1) > segment.index.bytes:
+        return SEGMENT_BAD_HEADER    # it has changed since
+    segment.blocks = <const uint64_t *>(segment.entries + (segment.last_seq - segment.first_seq + 1))
     if segment.data.at != NULL:
         status = segment_header_check(&segment.data, SEGMENT_MAGIC_DATA)
         if status == SEGMENT_OK:
@@ -152,18 +154,20 @@ cdef bint _gap_fills(const segment_frame *frame, uint64_t bytes) noexcept nogil:
 cdef inline int _frame_check(const segment_frame *frame, uint64_t available, uint64_t topic_id, const hash_secret *secret) noexcept nogil:
     # secret: of the topic's id, or NULL.
     cdef const uint8_t *tail
-    cdef uint64_t body, found
-    if available < sizeof(segment_frame) or frame.frame_bytes > available or frame.frame_bytes % 8 \
-            or frame.frame_bytes < sizeof(segment_frame) + SEGMENT_FRAME_TAIL_BYTES:
+    cdef uint64_t body, found, bytes
+    if available < sizeof(segment_frame):
         return SEGMENT_BAD_FRAME
-    tail = <const uint8_t *>frame + frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES
+    bytes = frame.frame_bytes
+    if bytes > available or bytes % 8 or bytes < sizeof(segment_frame) + SEGMENT_FRAME_TAIL_BYTES:
+        return SEGMENT_BAD_FRAME
+    tail = <const uint8_t *>frame + bytes - SEGMENT_FRAME_TAIL_BYTES
     if secret == NULL:
-        found = segment_frame_hash(frame, topic_id)
+        found = xxh3_64_seeded(frame, bytes - SEGMENT_FRAME_TAIL_BYTES, topic_id)
     else:
-        found = xxh3_64_secret(frame, frame.frame_bytes - SEGMENT_FRAME_TAIL_BYTES, secret)
+        found = xxh3_64_secret(frame, bytes - SEGMENT_FRAME_TAIL_BYTES, secret)
     if found != (<const uint64_t *>tail)[0]:
         return SEGMENT_BAD_FRAME
-    body = frame.frame_bytes - sizeof(segment_frame) - SEGMENT_FRAME_TAIL_BYTES
+    body = bytes - sizeof(segment_frame) - SEGMENT_FRAME_TAIL_BYTES
     if (<const uint64_t *>(tail + 8))[0] >> 8:    # behind the flag byte stand zeroes
         return SEGMENT_BAD_FRAME
     if frame.kind == SEGMENT_FRAME_RECORD:
@@ -194,39 +198,47 @@ cdef inline void _set_mark(uint64_t *marks, uint64_t mark) noexcept nogil:
         marks[mark >> 6] |= <uint64_t>1 << (mark & 63)
 
 
+cdef inline void _clear_mark(uint64_t *marks, uint64_t mark) noexcept nogil:
+    if marks != NULL:
+        marks[mark >> 6] &= ~(<uint64_t>1 << (mark & 63))
+
+
 cdef inline uint64_t _block_entries(const Segment *segment, uint64_t block) noexcept nogil:
     return min(segment.last_seq - segment.first_seq + 1 - block * SEGMENT_BLOCK_ENTRIES, <uint64_t>SEGMENT_BLOCK_ENTRIES)
 
 
 cdef int _check_index_block(const Segment *segment, uint64_t block) noexcept nogil:
     cdef uint64_t mark = _mark_of(segment, block)
-    cdef const index_entry *entries = segment.entries + block * SEGMENT_BLOCK_ENTRIES
     if _marked(segment.index_marks, mark):
         return SEGMENT_OK
-    if xxh3_64(entries, _block_entries(segment, block) * sizeof(index_entry)) != segment.blocks[block]:
+    if not _is_as_written(segment, block):
         return SEGMENT_BAD_INDEX
     _set_mark(segment.index_marks, mark)
     return SEGMENT_OK
 
 
+cdef inline bint _is_as_written(const Segment *segment, uint64_t block) noexcept nogil:
+    cdef const index_entry *entries = segment.entries + block * SEGMENT_BLOCK_ENTRIES
+    return xxh3_64(entries, _block_entries(segment, block) * sizeof(index_entry)) == segment.blocks[block]
+
+
+cdef void segment_doubt(const Segment *segment, uint64_t seq) noexcept nogil:
+    cdef uint64_t mark = _mark_of(segment, (seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES)
+    _clear_mark(segment.index_marks, mark)
+    _clear_mark(segment.frame_marks, mark)
+
+
 cdef int segment_entry_check(const Segment *segment, uint64_t seq, const hash_secret *secret) noexcept nogil:
-    cdef const index_entry *entry = segment_entry(segment, seq)
-    cdef uint64_t position = entry.position & POSITION_MASK
+    cdef index_entry entry = segment_entry(segment, seq)[0]
     cdef const segment_frame *frame
     cdef const record_entry *record
     if entry.flags & (INDEX_HOLE | INDEX_DELETED):
         return SEGMENT_OK
-    if entry.position >> POSITION_BITS != SOURCE_SEGMENT or position % 8 or position >= segment.data.bytes \
-            or position < max(segment.data_from, <uint64_t>sizeof(segment_header)) + sizeof(segment_frame):
+    record = segment_record(segment, seq, &entry)
+    if record == NULL:
         return SEGMENT_BAD_FRAME
-    frame = <const segment_frame *>(segment.data.at + position) - 1
-    record = <const record_entry *>(frame + 1)
-    if _frame_check(frame, segment.data.bytes - position + sizeof(segment_frame), segment.topic_id, secret) != SEGMENT_OK:
-        return SEGMENT_BAD_FRAME
-    if frame.kind != SEGMENT_FRAME_RECORD or frame.seq != seq or frame.ts != entry.ts or entry_payload_bytes(record) != entry.bytes \
-            or entry_has_tag(record) != (entry.flags & INDEX_TAGGED != 0):
-        return SEGMENT_BAD_FRAME
-    return SEGMENT_OK
+    frame = (<const segment_frame *>record) - 1
+    return _frame_check(frame, segment.data.bytes - (<const uint8_t *>frame - segment.data.at), segment.topic_id, secret)
 
 
 cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil:
@@ -234,6 +246,18 @@ cdef int segment_check_index(const Segment *segment, uint64_t first_seq, uint64_
     upto[0] = first_seq
     while upto[0] < first_seq + count:
         if _check_index_block(segment, block) != SEGMENT_OK:
+            return SEGMENT_BAD_INDEX
+        block += 1
+        upto[0] = min(segment.first_seq + block * SEGMENT_BLOCK_ENTRIES, first_seq + count)
+    return SEGMENT_OK
+
+
+cdef int segment_verify_index(const Segment *segment, uint64_t first_seq, uint64_t count, uint64_t *upto) noexcept nogil:
+    cdef uint64_t block = (first_seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES
+    upto[0] = first_seq
+    while upto[0] < first_seq + count:
+        if not _is_as_written(segment, block):
+            segment_doubt(segment, upto[0])
             return SEGMENT_BAD_INDEX
         block += 1
         upto[0] = min(segment.first_seq + block * SEGMENT_BLOCK_ENTRIES, first_seq + count)
@@ -265,7 +289,8 @@ cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t coun
                     whole = False
                     if upto[0] <= seq < end:
                         upto[0] = seq
-                        return SEGMENT_BAD_FRAME
+                        segment_doubt(segment, seq)    # it may be the entry that has changed, since its block was verified
+                        return _check_index_block(segment, block) or SEGMENT_BAD_FRAME
             if whole:
                 _set_mark(segment.frame_marks, mark)
         upto[0] = min(block_end, end)
@@ -273,20 +298,18 @@ cdef int segment_check(const Segment *segment, uint64_t first_seq, uint64_t coun
     return SEGMENT_OK
 
 
-cdef uint64_t segment_flag_offset(const Segment *segment, const index_entry *entry) noexcept nogil:
-    return (entry.position & POSITION_MASK) + entry_bytes(segment_record_at(segment, entry)) + SEGMENT_FRAME_TAIL_BYTES - SEGMENT_FLAG_FROM_END
-
-
-cdef bint segment_is_deleted(const Segment *segment, const index_entry *entry) noexcept nogil:
-    if entry.flags & (INDEX_HOLE | INDEX_DELETED):
-        return entry.flags & INDEX_DELETED != 0
-    if segment.flags != NULL:
-        return segment.flags[entry - segment.entries] == SEGMENT_DELETED
-    return segment.data.at[segment_flag_offset(segment, entry)] == SEGMENT_DELETED
+cdef inline bint _is_younger(const Segment *segment, uint64_t seq, uint64_t ts, bint *said) noexcept nogil:
+    # Whether an entry's time is `ts` or later, verified. False: its block is not what was written.
+    said[0] = segment_entry(segment, seq).ts >= ts
+    if _is_as_written(segment, (seq - segment.first_seq) // SEGMENT_BLOCK_ENTRIES):
+        return True
+    segment_doubt(segment, seq)
+    return False
 
 
 cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint64_t ts, uint64_t *seq) noexcept nogil:
-    cdef uint64_t low = max(from_seq, segment.first_seq), high = segment.last_seq + 1, middle
+    cdef uint64_t low = max(from_seq, segment.first_seq), high = segment.last_seq + 1, middle, first = low
+    cdef bint younger = False
     while low < high:
         middle = low + (high - low) // 2
         if _check_index_block(segment, (middle - segment.first_seq) // SEGMENT_BLOCK_ENTRIES) != SEGMENT_OK:
@@ -296,6 +319,11 @@ cdef int segment_lower_bound_ts(const Segment *segment, uint64_t from_seq, uint6
         else:
             high = middle
     seq[0] = low
+    # Times never fall: if the one before it is older and its own is not, it is the one, whatever the others say.
+    if low <= segment.last_seq and (not _is_younger(segment, low, ts, &younger) or not younger):
+        return SEGMENT_BAD_INDEX
+    if low > first and (not _is_younger(segment, low - 1, ts, &younger) or younger):
+        return SEGMENT_BAD_INDEX
     return SEGMENT_OK
 
 
@@ -306,56 +334,71 @@ cdef inline const segment_tag *_tag_rows(const Segment *segment) noexcept nogil:
     return <const segment_tag *>(segment.tags.at + sizeof(segment_header))
 
 
-cdef inline const uint8_t *_tag_bytes(const Segment *segment) noexcept nogil:
-    cdef const segment_header *header = <const segment_header *>segment.tags.at
-    return segment.tags.at + sizeof(segment_header) + header.tags * sizeof(segment_tag) + header.postings * 4
+cdef inline const uint8_t *_postings(const Segment *segment, const TagRange *found) noexcept nogil:
+    return segment.tags.at + sizeof(segment_header) + found.rows * sizeof(segment_tag)
 
 
-cdef const uint8_t *segment_tag_text(const Segment *segment, uint32_t row, uint32_t *tag_bytes) noexcept nogil:
-    tag_bytes[0] = _tag_rows(segment)[row].tag_bytes
-    return _tag_bytes(segment) + _tag_rows(segment)[row].bytes_offset
+cdef const uint8_t *segment_tag_text(const Segment *segment, const TagRange *found, uint32_t row, uint32_t *tag_bytes) noexcept nogil:
+    cdef segment_tag at = _tag_rows(segment)[row]
+    if <uint64_t>at.bytes_offset + at.tag_bytes > found.room:
+        at.bytes_offset = at.tag_bytes = 0
+    tag_bytes[0] = at.tag_bytes
+    return _postings(segment, found) + found.postings * 4 + at.bytes_offset
 
 
-cdef const uint32_t *segment_tag_postings(const Segment *segment, uint32_t row, uint32_t *count) noexcept nogil:
-    cdef const segment_header *header = <const segment_header *>segment.tags.at
-    cdef const uint8_t *postings = segment.tags.at + sizeof(segment_header) + header.tags * sizeof(segment_tag)
-    count[0] = _tag_rows(segment)[row].postings
-    return <const uint32_t *>postings + _tag_rows(segment)[row].first_posting
+cdef const uint32_t *segment_tag_postings(const Segment *segment, const TagRange *found, uint32_t row, uint32_t *count) noexcept nogil:
+    cdef segment_tag at = _tag_rows(segment)[row]
+    if <uint64_t>at.first_posting + at.postings > found.postings:
+        return NULL
+    count[0] = at.postings
+    return <const uint32_t *>_postings(segment, found) + at.first_posting
 
 
-cdef bint _rows_sound(const Segment *segment) noexcept nogil:
+cdef bint _rows_sound(const Segment *segment, const TagRange *found) noexcept nogil:
     # Every row points into the part: a checksum tells of damage, not of a bad writer.
-    cdef const segment_header *header = <const segment_header *>segment.tags.at
-    cdef uint64_t room = header.part_bytes - (_tag_bytes(segment) - segment.tags.at), row, posting = 0, text = 0
+    cdef uint64_t row, posting = 0, text = 0
     cdef const segment_tag *at
-    for row in range(header.tags):
+    for row in range(found.rows):
         at = &_tag_rows(segment)[row]
         if at.bytes_offset != text or at.first_posting != posting or at.postings == 0:
             return False
         text += at.tag_bytes
         posting += at.postings
-    return text <= room and room - text < 8 and posting == header.postings
+    return text <= found.room and found.room - text < 8 and posting == found.postings
 
 
-cdef int segment_tags_check(const Segment *segment) noexcept nogil:
-    cdef const segment_header *header = <const segment_header *>segment.tags.at
+cdef int _tags_check(const Segment *segment, TagRange *found, bint believe) noexcept nogil:
     cdef uint64_t mark = segment.tags_offset // SEGMENT_MARK_BYTES
-    if segment.tags.at == NULL or segment_header_check(&segment.tags, SEGMENT_MAGIC_TAGS) != SEGMENT_OK:
+    cdef segment_header header    # a copy: what is checked is what is gone by
+    cdef SegmentPart part
+    if segment.tags.at == NULL or segment.tags.bytes < sizeof(segment_header):
         return SEGMENT_BAD_TAGS
-    if _marked(segment.tags_marks, mark):
+    header = (<const segment_header *>segment.tags.at)[0]
+    part.at, part.bytes = <const uint8_t *>&header, segment.tags.bytes
+    if segment_header_check(&part, SEGMENT_MAGIC_TAGS) != SEGMENT_OK:
+        return SEGMENT_BAD_TAGS
+    found.rows, found.postings = header.tags, header.postings
+    found.room = header.part_bytes - sizeof(segment_header) - header.tags * sizeof(segment_tag) - header.postings * 4
+    if believe and _marked(segment.tags_marks, mark):
         return SEGMENT_OK
+    _clear_mark(segment.tags_marks, mark)
     if xxh3_64(segment.tags.at + sizeof(segment_header), header.part_bytes - sizeof(segment_header)) != header.content_xxh3:
         return SEGMENT_BAD_TAGS
-    if not _rows_sound(segment):
+    if not _rows_sound(segment, found):
         return SEGMENT_BAD_TAGS
     _set_mark(segment.tags_marks, mark)
     return SEGMENT_OK
 
 
-cdef int _compare(const Segment *segment, uint32_t row, const uint8_t *tag, uint64_t tag_bytes, bint prefix) noexcept nogil:
+cdef int segment_tags_check(const Segment *segment) noexcept nogil:
+    cdef TagRange found
+    return _tags_check(segment, &found, True)
+
+
+cdef int _compare(const Segment *segment, const TagRange *found, uint32_t row, const uint8_t *tag, uint64_t tag_bytes, bint prefix) noexcept nogil:
     """Below, equal to or above 0 as the row's tag (or its first bytes) is below, equal to or above `tag`."""
     cdef uint32_t bytes = 0
-    cdef const uint8_t *text = segment_tag_text(segment, row, &bytes)
+    cdef const uint8_t *text = segment_tag_text(segment, found, row, &bytes)
     cdef int order = memcmp(text, tag, min(<uint64_t>bytes, tag_bytes))
     if order != 0:
         return order
@@ -364,12 +407,12 @@ cdef int _compare(const Segment *segment, uint32_t row, const uint8_t *tag, uint
     return 0 if prefix or bytes == tag_bytes else 1
 
 
-cdef uint32_t _bound(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, bint above) noexcept nogil:
-    cdef uint32_t low = 0, high = <uint32_t>(<const segment_header *>segment.tags.at).tags, middle
+cdef uint32_t _bound(const Segment *segment, const TagRange *found, const uint8_t *tag, uint64_t tag_bytes, bint prefix, bint above) noexcept nogil:
+    cdef uint32_t low = 0, high = <uint32_t>found.rows, middle
     cdef int order
     while low < high:
         middle = low + (high - low) // 2
-        order = _compare(segment, middle, tag, tag_bytes, prefix)
+        order = _compare(segment, found, middle, tag, tag_bytes, prefix)
         if order < 0 or (above and order == 0):
             low = middle + 1
         else:
@@ -378,11 +421,13 @@ cdef uint32_t _bound(const Segment *segment, const uint8_t *tag, uint64_t tag_by
 
 
 cdef int segment_tags_find(const Segment *segment, const uint8_t *tag, uint64_t tag_bytes, bint prefix, TagRange *found) noexcept nogil:
-    cdef int status = segment_tags_check(segment)
+    cdef int status = _tags_check(segment, found, True)
     found.first = found.end = 0
     if status == SEGMENT_OK:
-        found.first = _bound(segment, tag, tag_bytes, prefix, False)
-        found.end = _bound(segment, tag, tag_bytes, prefix, True)
+        found.first = _bound(segment, found, tag, tag_bytes, prefix, False)
+        found.end = _bound(segment, found, tag, tag_bytes, prefix, True)
+        if found.first < found.end:    # somebody goes by that now: it is verified now
+            status = _tags_check(segment, found, False)
     return status
 
 
@@ -521,22 +566,32 @@ cdef class SegmentView:
 
     def record(self, uint64_t seq):
         """(record entry's bytes, deleted by the flag byte), or None for a hole and what was deleted before it was sealed. Raises SegmentError."""
-        cdef const index_entry *entry
+        cdef const record_entry *record = self.located(seq)
+        if record == NULL:
+            return None
+        return (<const uint8_t *>record)[:entry_bytes(record)], segment_is_flagged(&self.segment, seq, record)
+
+    cdef const record_entry *located(self, uint64_t seq) except? NULL:
+        """The record of a seq, verified; NULL where there is none."""
+        cdef index_entry entry
         cdef const record_entry *record
         status, _ = self.check(seq, 1)
         if status != SEGMENT_OK:
             raise SegmentError(status)
-        entry = segment_entry(&self.segment, seq)
+        entry = segment_entry(&self.segment, seq)[0]
         if entry.flags & (INDEX_HOLE | INDEX_DELETED):
-            return None
-        record = segment_record_at(&self.segment, entry)
-        return (<const uint8_t *>record)[:entry_bytes(record)], segment_is_deleted(&self.segment, entry)
+            return NULL
+        record = segment_record(&self.segment, seq, &entry)
+        if record == NULL:
+            raise SegmentError(SEGMENT_BAD_FRAME)
+        return record
 
     def flag_offset(self, uint64_t seq):
         """Offset in the data part of a record's flag byte. Raises SegmentError."""
-        if self.record(seq) is None:
+        cdef const record_entry *record = self.located(seq)
+        if record == NULL:
             raise KeyError(seq)
-        return segment_flag_offset(&self.segment, segment_entry(&self.segment, seq))
+        return <const uint8_t *>record - self.segment.data.at + entry_bytes(record) + SEGMENT_FRAME_TAIL_BYTES - SEGMENT_FLAG_FROM_END
 
     def late_deletes(self, SegmentView old not None):
         """Offsets in this data part of the flag bytes that must be set so that all that `old` calls deleted is so here: [offset].
@@ -545,19 +600,32 @@ cdef class SegmentView:
         """
         cdef list out = []
         cdef uint64_t seq
-        cdef const index_entry *entry
+        cdef const record_entry *record
         if (self.topic_id, self.first_seq, self.last_seq) != (old.topic_id, old.first_seq, old.last_seq):
             raise SegmentError(SEGMENT_MISMATCH)
+        old.verify_index()
         for seq in range(self.segment.first_seq, self.segment.last_seq + 1):
-            entry = segment_entry(&self.segment, seq)
-            if entry.flags & (INDEX_HOLE | INDEX_DELETED) or segment_is_deleted(&self.segment, entry):
-                continue
-            status, _ = self.check(seq, 1)
-            if status != SEGMENT_OK:
-                raise SegmentError(status)
-            if segment_is_deleted(&old.segment, segment_entry(&old.segment, seq)):
-                out.append(segment_flag_offset(&self.segment, entry))
+            record = self.located(seq)
+            if record != NULL and not segment_is_flagged(&self.segment, seq, record) and old.is_deleted(seq):
+                out.append(self.flag_offset(seq))
         return out
+
+    cdef bint is_deleted(self, uint64_t seq) except -1:
+        """Whether its entry or its flag byte says so; its index must have been verified. Of a damaged record nobody knows: it is not."""
+        cdef index_entry entry = segment_entry(&self.segment, seq)[0]
+        cdef const record_entry *record
+        if entry.flags & (INDEX_HOLE | INDEX_DELETED):
+            return entry.flags & INDEX_DELETED != 0
+        if self.segment.flags != NULL:
+            return self.segment.flags[seq - self.segment.first_seq] == SEGMENT_DELETED
+        record = segment_record(&self.segment, seq, &entry)
+        return record != NULL and segment_is_flagged(&self.segment, seq, record)
+
+    def verify_index(self):
+        """Raise SegmentError when its index is damaged."""
+        cdef uint64_t upto = 0
+        if segment_verify_index(&self.segment, self.segment.first_seq, self.segment.last_seq - self.segment.first_seq + 1, &upto) != SEGMENT_OK:
+            raise SegmentError(SEGMENT_BAD_INDEX)
 
     def flags_part(self):
         """The flags part (.del) of a segment that is about to become cold, as its flag bytes are now."""
@@ -565,15 +633,14 @@ cdef class SegmentView:
         cdef bytearray out = bytearray(sizeof(segment_header) + align8(count))
         cdef uint8_t[::1] view = out
         cdef segment_header *header = <segment_header *>&view[0]
-        cdef const index_entry *entry
+        self.verify_index()
         header[0] = self.segment.header[0]
         header.magic = SEGMENT_MAGIC_FLAGS
         header.part_bytes = len(out)
         header.content_xxh3 = 0
         header.header_xxh3 = xxh3_64(header, sizeof(segment_header) - 8)
         for number in range(count):
-            entry = &self.segment.entries[number]
-            if not entry.flags & (INDEX_HOLE | INDEX_DELETED) and segment_is_deleted(&self.segment, entry):
+            if not self.segment.entries[number].flags & (INDEX_HOLE | INDEX_DELETED) and self.is_deleted(self.segment.first_seq + number):
                 view[sizeof(segment_header) + number] = SEGMENT_DELETED
         return bytes(out)
 
@@ -629,8 +696,10 @@ cdef class SegmentView:
         if segment_tags_find(&self.segment, &tag[0] if len(tag) else &nothing, len(tag), prefix, &found) != SEGMENT_OK:
             raise SegmentError(SEGMENT_BAD_TAGS)
         for row in range(found.first, found.end):
-            text = segment_tag_text(&self.segment, row, &bytes)
-            postings = segment_tag_postings(&self.segment, row, &count)
+            text = segment_tag_text(&self.segment, &found, row, &bytes)
+            postings = segment_tag_postings(&self.segment, &found, row, &count)
+            if postings == NULL:
+                raise SegmentError(SEGMENT_BAD_TAGS)
             out[text[:bytes]] = [self.segment.first_seq + postings[number] for number in range(count)]
         return out
 

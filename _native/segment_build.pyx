@@ -15,10 +15,10 @@ from topicsd._native.hash cimport xxh3_64, xxh3_64_seeded
 from topicsd._native.layout cimport INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, POSITION_BITS, index_entry, record_entry
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.segment cimport (
-    SEGMENT_BLOCK_ENTRIES, SEGMENT_FORMAT_VERSION, SEGMENT_FRAME_GAP, SEGMENT_FRAME_RECORD, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_GAP_DELETED_MAX,
-    SEGMENT_MAGIC_DATA, SEGMENT_MAGIC_INDEX, SEGMENT_MAGIC_TAGS, SEGMENT_OK, SEGMENT_ORDER, SEGMENT_SPAN_MAX, SOURCE_SEGMENT, Segment, SegmentView,
-    index_body_bytes, pack_entry, segment_check, segment_entry, segment_frame, segment_frame_hash, segment_gap, segment_header,
-    segment_is_deleted, segment_record_at,
+    SEGMENT_BAD_FRAME, SEGMENT_BLOCK_ENTRIES, SEGMENT_FORMAT_VERSION, SEGMENT_FRAME_GAP, SEGMENT_FRAME_RECORD, SEGMENT_FRAME_TAIL_BYTES,
+    SEGMENT_GAP_DELETED_MAX, SEGMENT_MAGIC_DATA, SEGMENT_MAGIC_INDEX, SEGMENT_MAGIC_TAGS, SEGMENT_OK, SEGMENT_ORDER, SEGMENT_SPAN_MAX,
+    SOURCE_SEGMENT, Segment, SegmentView, index_body_bytes, pack_entry, segment_check, segment_entry, segment_frame, segment_frame_hash,
+    segment_gap, segment_header, segment_is_flagged, segment_record,
 )
 from topicsd._native.segment_pack cimport PackBuilder, pack_abort, pack_begin, pack_builder_free, pack_builder_new, pack_enter, pack_finish
 from topicsd._native.segment_sink cimport Sink, sink_close, sink_end, sink_go_direct, sink_open, sink_patch, sink_put, sink_reserve
@@ -500,19 +500,23 @@ cdef int _add_all(void *argument) noexcept nogil:
     cdef const Segment *segment = (<AddAll *>argument).segment
     cdef SegmentBuilder *builder = (<AddAll *>argument).builder
     cdef uint64_t seq, upto = 0
-    cdef const index_entry *entry
+    cdef const record_entry *located
+    cdef index_entry entry
     cdef SegmentRecord record
     cdef int result
     for seq in range(segment.first_seq, segment.last_seq + 1):
         result = segment_check(segment, seq, 1, &upto)
         if result != SEGMENT_OK:
             return result
-        entry = segment_entry(segment, seq)
+        entry = segment_entry(segment, seq)[0]
         record.seq, record.ts, record.count, record.entry, record.flags = seq, entry.ts, 1, NULL, entry.flags
         if not entry.flags & (INDEX_HOLE | INDEX_DELETED):
-            record.flags = INDEX_DELETED if segment_is_deleted(segment, entry) else 0
+            located = segment_record(segment, seq, &entry)
+            if located == NULL:
+                return SEGMENT_BAD_FRAME
+            record.flags = INDEX_DELETED if segment_is_flagged(segment, seq, located) else 0
             if not record.flags:
-                record.entry = segment_record_at(segment, entry)
+                record.entry = located
         result = segment_add(builder, &record, 1)
         if result != 0:
             return result

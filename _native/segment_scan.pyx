@@ -12,7 +12,7 @@ from topicsd._native.layout cimport INDEX_DELETED, INDEX_HOLE, POSITION_MASK, en
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.segment cimport (
     SEGMENT_BAD_FRAME, SEGMENT_BAD_INDEX, SEGMENT_BLOCK_ENTRIES, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_OK, Segment, SegmentPart, segment_check_index,
-    segment_entry, segment_entry_check, segment_frame, segment_is_deleted, segment_lower_bound_ts, segment_open_guarded, segment_record_at,
+    segment_entry, segment_entry_check, segment_frame, segment_is_flagged, segment_lower_bound_ts, segment_open_guarded, segment_record,
 )
 
 from topicsd._native.maps import install_guard
@@ -136,13 +136,13 @@ cdef int _scan_hole(Scan *scan) noexcept nogil:
 
 cdef int _scan_corrupt(Scan *scan) noexcept nogil:
     # The bytes where the index says the frame is, as long as it says; nothing of them is believed.
-    cdef const index_entry *entry = segment_entry(&scan.segment, scan.next_seq)
+    cdef index_entry entry = segment_entry(&scan.segment, scan.next_seq)[0]
     cdef uint64_t at = entry.position & POSITION_MASK, end
     cdef const uint8_t *raw = NULL
     cdef int failure
     end = min(at + sizeof(record_entry) + sizeof(entry_ext) + entry.bytes + SEGMENT_FRAME_TAIL_BYTES, scan.segment.data.bytes)
     at -= min(at, <uint64_t>sizeof(segment_frame))
-    if scan.segment.data.at != NULL and at < end:
+    if scan.segment.data.at != NULL and scan.segment.data_from <= at < end:
         raw = scan.segment.data.at + at
     failure = _put_range(scan, True, scan.next_seq, scan.next_seq, <int64_t>entry.ts, b"damaged frame", raw, end - at if raw != NULL else 0)
     if failure == 0:
@@ -151,18 +151,22 @@ cdef int _scan_corrupt(Scan *scan) noexcept nogil:
 
 
 cdef int _scan_seq(Scan *scan) noexcept nogil:
-    cdef const index_entry *entry
+    cdef index_entry entry
+    cdef const record_entry *record
     cdef int status = _check_to(scan, scan.next_seq)
     if status != SEGMENT_OK:
         return status
-    entry = segment_entry(&scan.segment, scan.next_seq)
+    entry = segment_entry(&scan.segment, scan.next_seq)[0]
     if entry.flags & INDEX_HOLE:
         return _scan_hole(scan)
     if not entry.flags & INDEX_DELETED:
         if segment_entry_check(&scan.segment, scan.next_seq, &scan.secret) != SEGMENT_OK:
             return _scan_corrupt(scan)
-        if not segment_is_deleted(&scan.segment, entry):
-            status = _put_record(scan, scan.next_seq, entry.ts, segment_record_at(&scan.segment, entry))
+        record = segment_record(&scan.segment, scan.next_seq, &entry)
+        if record == NULL:
+            return _scan_corrupt(scan)
+        if not segment_is_flagged(&scan.segment, scan.next_seq, record):
+            status = _put_record(scan, scan.next_seq, entry.ts, record)
     if status == SEGMENT_OK:
         scan.next_seq += 1
     return status

@@ -1,10 +1,11 @@
-"""Bytes of the log that change under a running server: no door hands on a record that is not what was written, and what is lost is told."""
+"""Bytes of files that change under a running server: no door hands on a record that is not what was written, and what is lost is told."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,3 +199,51 @@ def test_a_log_file_that_is_cut_under_the_server_costs_what_was_in_it(server: Se
     assert all(record["data"] == text(record["$seq"]) and record["$seq"] < min(LOST) for record in page["records"])
     assert diff(server, "t", min(LOST))[0] in (200, 503)
     assert server.ask("GET", "/v0/ready")[1]["degraded"]
+
+
+# ---- a sealed range's index: the data has the truth, so that nothing is lost
+
+ENTRIES_AT, ENTRY_BYTES, SOURCE = 128, 24, 254 << 56  # segment.h, layout.h: an entry begins with its position
+
+
+def positions(index: Path) -> list[int]:
+    raw = index.read_bytes()
+    return [struct.unpack_from("<Q", raw, at)[0] for at in range(ENTRIES_AT, ENTRIES_AT + LAST * ENTRY_BYTES, ENTRY_BYTES)]
+
+
+MOVED: dict[str, Callable[[list[int], int], int]] = {
+    "nowhere": lambda _all, _seq: 0,
+    "far behind the end": lambda _all, _seq: SOURCE | (1 << 56) - 8,
+    "odd": lambda everyone, seq: everyone[seq - 1] + 3,
+    "into another record": lambda everyone, seq: everyone[seq] + 8,
+    "at another record": lambda everyone, seq: everyone[seq % LAST],
+}
+
+
+def sealed_index(server: Server, topic: str) -> Path:
+    assert server.ask("POST", f"/v0/topics/{topic}/seal")[1]["sealed"]
+    (index,) = (server.directory / "data").glob("topics/*/*/*.idx")
+    return index
+
+
+@pytest.mark.parametrize("way", list(MOVED))
+@pytest.mark.parametrize("door", DOORS)
+def test_positions_of_an_index_that_change_are_followed_by_nobody_and_cost_no_record(
+    server: Server, door: Callable[[Server, str], tuple[set[int], set[int]]], way: str
+) -> None:
+    fill(server, "t")
+    index = sealed_index(server, "t")
+    everyone = positions(index)
+    pids = set(server.children())
+    whole = (set(range(1, LAST + 1)), set[int]())
+    for _ in range(8):  # every worker has verified it, and believes it for a second
+        assert door(server, "t") == whole
+    with index.open("r+b") as file:
+        for seq in range(2, LAST, 3):
+            file.seek(ENTRIES_AT + (seq - 1) * ENTRY_BYTES)
+            file.write(struct.pack("<Q", MOVED[way](everyone, seq)))
+    for _ in range(3):
+        assert door(server, "t") == whole
+    server.until(lambda: len(list(index.parent.glob("*.1.idx"))) == 1)  # the keeper was told, and has made it again
+    assert door(server, "t") == whole
+    assert set(server.children()) == pids, "nobody has died of it"
