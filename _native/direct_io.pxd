@@ -7,7 +7,7 @@
 #
 #   group          [frame|frame|frame|MARK]          log.pyx ends a large group with a MARK that fills its last page
 #   stage          2 MiB, one huge page if there is one; copied into and written in pieces of DIRECT_PIECE_BYTES
-#   flights        two stages take turns: the disk has the next group before the one in front of it has landed
+#   flights        four stages take turns: the disk has the next groups before the one in front of them has landed, and answers come in small lots
 #
 # Only file systems whose page cache stays coherent beside such writes (ext4, XFS: iomap drops the pages of the range before and after the
 # write, those that a map has brought in by read-ahead included) are written this way; readers map the same files.
@@ -23,7 +23,7 @@ cdef enum:
     DIRECT_LEAST_BYTES = 128 << 10     # smaller groups are buffered
     DIRECT_PIECE_BYTES = 1 << 20
     DIRECT_FLIGHT_BYTES = 2 << 20      # the most that is written in the background at once
-    FLIGHTS_MAX = 2
+    FLIGHTS_MAX = 4
 
 cdef struct DirectWrites:
     int fd                             # of the current log file; -1 while none is open
@@ -32,6 +32,7 @@ cdef struct DirectWrites:
     uint8_t *stage[FLIGHTS_MAX]        # NULL until the first use
     uint64_t direct_cost, cached_cost  # nanoseconds of the writer a MiB, moving averages; 0: not measured
     bint preferred[2]                  # the direct way, at the last look; for a group of one, of many
+    uint64_t crowd_until_ns
     uint32_t since_probe, probe_every  # large groups since the dearer way was last tried, and how many it takes until it is again
     bint tried                         # the last group goes the dearer way
     uint64_t bytes, writes             # counters
@@ -46,8 +47,8 @@ cdef void direct_open(DirectWrites *direct, bint wanted) noexcept nogil
 cdef void direct_close(DirectWrites *direct, const Files *files) noexcept nogil
 # The current file is another one from now on: the next direct write opens it.
 cdef void direct_forget(DirectWrites *direct, const Files *files) noexcept nogil
-# Whether so many bytes should go past the page cache; `crowded`: of several who write at once.
-cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded) noexcept nogil
+# Whether so many bytes should go past the page cache; `crowded`: of several who write at once, or have done a moment ago.
+cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded, uint64_t now_ns) noexcept nogil
 # Write all parts but their first `skip` bytes at `offset` (it and what is written are whole pages). The bytes; DIRECT_UNSUPPORTED: nothing is
 # lost, write them the other way; -errno.
 cdef int64_t direct_write(DirectWrites *direct, const Files *files, const char *path, const iovec *parts, uint32_t count, uint64_t skip,

@@ -35,6 +35,7 @@ cdef enum:
     PROBE_EVERY = 64         # large groups; the dearer way is tried once among so many, for disks and memory change,
     PROBE_EVERY_MAX = 4096   # and half as often after each try that changes nothing
     CROWD_FACTOR = 6
+    CROWD_NS = 20 * 1000000  # so long after a group of several the next ones are of a crowd too: in a flood the first behind a pause of the disk is alone
 
 cdef int64_t DIRECT_UNSUPPORTED = -(1 << 30)
 
@@ -80,9 +81,12 @@ cdef int direct_file(const Files *files, const char *path) noexcept nogil:
     return max(fd, -1)
 
 
-cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded) noexcept nogil:
+cdef bint direct_wanted(DirectWrites *direct, uint64_t bytes, bint crowded, uint64_t now_ns) noexcept nogil:
     cdef bint better
     direct.tried = False
+    if crowded:
+        direct.crowd_until_ns = now_ns + CROWD_NS
+    crowded = now_ns < direct.crowd_until_ns
     if direct.refused or bytes % <uint64_t>DIRECT_PAGE_BYTES or (bytes < <uint64_t>DIRECT_LEAST_BYTES and direct.always < 2):
         return False
     if direct.always:
@@ -199,11 +203,14 @@ cdef int64_t direct_end(DirectWrites *direct, uint32_t which, const Files *files
 
 cdef int64_t written(DirectWrites *direct, uint32_t which, const Files *files, int64_t result) noexcept nogil:
     cdef uint64_t spent_ns = direct.spent_ns[which] + clock_mono_ns() - direct.since_ns
+    cdef uint32_t other
     direct.spent_ns[which] = 0
     if result == -EINVAL or result == -EOPNOTSUPP:      # a disk of larger sectors, say: the same bytes can still be written the other way
         direct.refused = True
-        if not direct.flying[1 - which]:
-            direct_forget(direct, files)
+        for other in range(<uint32_t>FLIGHTS_MAX):
+            if direct.flying[other]:
+                return DIRECT_UNSUPPORTED
+        direct_forget(direct, files)
         return DIRECT_UNSUPPORTED
     if result >= 0:
         direct.direct_cost = averaged(direct.direct_cost, <uint64_t>result, spent_ns, direct.tried)
@@ -219,12 +226,14 @@ cdef void direct_compare(DirectWrites *direct, uint64_t bytes, uint64_t took_ns)
 
 cdef class DirectChoice:
     cdef DirectWrites direct
+    cdef uint64_t now_ns
 
     def __cinit__(self, bint wanted=True):
         direct_open(&self.direct, wanted)
 
-    def wants(self, uint64_t size, bint crowded=False):
-        return direct_wanted(&self.direct, size, crowded)
+    def wants(self, uint64_t size, bint crowded=False, uint64_t after_ns=1000000000):
+        self.now_ns += after_ns
+        return direct_wanted(&self.direct, size, crowded, self.now_ns)
 
     def took(self, bint direct, uint64_t size, uint64_t ns):
         if direct:

@@ -26,7 +26,7 @@
 # Group: place (reserve a position, perhaps rotate) -> stamp and seal the frame -> queue -> ... -> flush. Memory of queued frames belongs to
 # the caller and must stay until flush or cancel. Frames are queued in the order in which they were placed.
 #
-# Flight: a large group may be written in the background (launch, land) while the next one gathers behind it in the same file. Two may
+# Flight: a large group may be written in the background (launch, land) while the next one gathers behind it in the same file. Four may
 # fly, and land in their order; a frame that does not fit into the file waits for them (LOG_FLUSH_FIRST).
 #
 # Failure: a failed write or sync poisons the shard (`line.read_only` = errno). `written` stays, so nothing of the failed group counts; its

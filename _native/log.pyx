@@ -457,7 +457,7 @@ cdef class Shard:
         if s.end - s.group_start >= <uint64_t>DIRECT_LEAST_BYTES or s.direct.always > 1:
             crowded = s.queued > 1 or s.flights
             self.fill_page()
-            if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page(), crowded):
+            if s.end > self.first_page() and direct_wanted(&s.direct, s.end - self.first_page(), crowded, clock_mono_ns()):
                 s.way = WAY_DIRECT
 
     cdef uint64_t first_page(self) noexcept nogil:

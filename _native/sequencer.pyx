@@ -528,12 +528,13 @@ cdef class Sequencer:
 
     cdef int _land_oldest(self, uint64_t wait_ns) noexcept nogil:
         cdef uint64_t end = self.flight_end[0]
-        cdef int failed, landed = (<Shard>self.shard[0]).land(wait_ns)
+        cdef int failed, later, landed = (<Shard>self.shard[0]).land(wait_ns)
         if landed == LOG_FLIES:
             return 0
         failed = landed != 0
         self.flights = 0 if failed else self.flights - 1
-        self.flight_end[0] = self.flight_end[1]
+        for later in range(1, FLIGHTS_MAX):
+            self.flight_end[later - 1] = self.flight_end[later]
         self._settle_group(failed, self.group.end if failed else end)
         return failed
 

@@ -1004,10 +1004,10 @@ def test_in_a_flood_of_which_nothing_is_sealed_a_checkpoint_waits(
         engine.seal("t")
     else:
         clock.advance(1000)
-        grow(790_000)
+        grow(3_190_000)
         step()
         assert taken() == []
-        grow(800_001)
+        grow(3_200_001)
     step()
     assert taken() == [1]
     engine.close()

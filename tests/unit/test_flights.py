@@ -13,6 +13,8 @@ from fakes.disks import need_direct_writes
 from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library
 
+FLIGHTS_MAX = 4  # _native/direct_io.pxd
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> FaultyFiles:
@@ -32,15 +34,17 @@ def shown(library: Library) -> list[Any]:
 
 
 def test_what_flies_is_neither_seen_nor_answered_before_it_has_landed(library: Library) -> None:
-    first = library.send("t", [{"data": 1}])
-    assert library.answers() == {}
-    second = library.send("t", [{"data": 2}])
-    assert library.answers() == {}
-    third = library.send("t", [{"data": 3}])  # two may fly: the first one has landed before the third was launched
-    assert list(library.answers()) == [first]
+    tokens = []
+    for number in range(FLIGHTS_MAX):
+        tokens.append(library.send("t", [{"data": number}]))
+        assert library.answers() == {}
+    for number in range(FLIGHTS_MAX, 3 * FLIGHTS_MAX):
+        tokens.append(library.send("t", [{"data": number}]))  # no more may fly: the oldest has landed before this one was launched
+        assert list(library.answers()) == [tokens[number - FLIGHTS_MAX]]
+    assert shown(library) == [*range(2 * FLIGHTS_MAX)]
     library.sequencer.flush()
-    assert list(library.answers()) == [second, third]
-    assert shown(library) == [1, 2, 3]
+    assert list(library.answers()) == tokens[-FLIGHTS_MAX:]
+    assert shown(library) == [*range(3 * FLIGHTS_MAX)]
 
 
 def test_many_groups_come_one_after_the_other_over_files_and_a_restart(library: Library) -> None:
@@ -102,22 +106,24 @@ def test_a_failed_flight_takes_with_it_what_has_gathered_behind_it(library: Libr
     assert (again["deduped"], again["first_seq"] > 1) == (False, True)
 
 
-def test_where_the_second_of_two_flights_fails_the_first_one_counts(library: Library, files: FaultyFiles) -> None:
+@pytest.mark.parametrize("sound", range(1, FLIGHTS_MAX))
+def test_where_a_later_one_of_many_flights_fails_those_in_front_count(library: Library, files: FaultyFiles, sound: int) -> None:
     library.append("t", [{"data": "acked"}])
-    first = library.send("t", [{"data": 0}], key="k0")
+    first = [library.send("t", [{"data": number}], key=f"k{number}") for number in range(sound)]
     files.fail("pwritev", 1, errno.EIO, 0, forever=True)
-    others = [library.send("t", [{"data": number}], key=f"k{number}") for number in (1, 2)]
+    others = [library.send("t", [{"data": number}], key=f"k{number}") for number in range(sound, FLIGHTS_MAX + 1)]
     library.sequencer.flush()
     answers = library.answers()
-    assert answers.pop(first)["first_seq"] == 2
+    assert [answers.pop(token)["first_seq"] for token in first] == [*range(2, 2 + sound)]
     assert answers == {token: {"refused": "storage_read_only"} for token in others}
-    assert shown(library) == ["acked", 0]
+    assert shown(library) == ["acked", *range(sound)]
     files.heal()
     library.store.heal()
     library.kill()
-    assert shown(library) == ["acked", 0]
-    assert [library.append("t", [{"data": number}], key=f"k{number}")["deduped"] for number in range(3)] == [True, False, False]
-    assert shown(library) == ["acked", 0, 1, 2]
+    assert shown(library) == ["acked", *range(sound)]
+    again = [library.append("t", [{"data": number}], key=f"k{number}")["deduped"] for number in range(FLIGHTS_MAX + 1)]
+    assert again == [number < sound for number in range(FLIGHTS_MAX + 1)]
+    assert shown(library) == ["acked", *range(FLIGHTS_MAX + 1)]
 
 
 def test_real_files_take_them_too(tmp_path: Path) -> None:

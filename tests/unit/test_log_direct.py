@@ -121,6 +121,16 @@ def test_where_others_gather_meanwhile_a_direct_write_may_take_six_times_as_long
     assert answers.count(True) == 100 + 2, "lone and crowded groups in turn: the dearer way is still tried, after 64 and 128"
 
 
+def test_who_is_alone_a_moment_after_a_crowd_is_one_of_it() -> None:
+    choice = DirectChoice()
+    choice.took(True, MIB, 200_000)
+    choice.took(False, MIB, 100_000)
+    assert not choice.wants(MIB)
+    assert choice.wants(MIB, crowded=True)
+    assert choice.wants(MIB, after_ns=15_000_000) and not choice.wants(MIB, after_ns=6_000_000)
+    assert not choice.wants(MIB)
+
+
 def test_a_stall_does_not_keep_the_better_way_out_of_use() -> None:
     choice = DirectChoice()
     for _ in range(8):
