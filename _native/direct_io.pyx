@@ -35,7 +35,7 @@ cdef enum:
     PROBE_EVERY = 64         # large groups; the dearer way is tried once among so many, for disks and memory change,
     PROBE_EVERY_MAX = 4096   # and half as often after each try that changes nothing
     CROWD_FACTOR = 6
-    CROWD_NS = 20 * 1000000  # so long after a group of several the next ones are of a crowd too: in a flood the first behind a pause of the disk is alone
+    CROWD_NS = 20 * 1000000  # after a group of several the next ones are of a crowd too: behind a pause of the disk the first one is alone
 
 cdef int64_t DIRECT_UNSUPPORTED = -(1 << 30)
 
