@@ -22,6 +22,7 @@ from topicsd import snapshot, synced
 from topicsd._native import seal_core, upkeep
 from topicsd._native.checkpoint import TableFullError
 from topicsd._native.engine_core import EngineCore, walk_shard
+from topicsd._native.file_ops import NewFile, remove
 from topicsd._native.files import FileSystem
 from topicsd._native.log import Shard
 from topicsd._native.log_walk import LogFormatError, WalkReport, quarantine, quarantine_ranges
@@ -35,6 +36,7 @@ from topicsd.figures import Figures
 from topicsd.room import NO_ROOM, NoRoomError, Reserve, free_bytes, has_inodes
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
+SETTLING = "SETTLING"  # a file that stands there while a start in another boot has not noted all jumps: what START says of the boot does not count
 FIRST_FILE_BYTES = 16 << 20  # of the log file that a start waits for
 LAST_FILE_BYTES = 16 << 10  # of the same where nothing is set aside any more: enough to serve reads and take some deletes
 FULL_FACTOR = 8  # times as much as a full disk has left: near enough to be full soon
@@ -172,6 +174,8 @@ class Store:
         boot = "none" if not any(found_boot) else ("same" if found_boot == self.boot else "other")
         if boot == "none" and loaded.snapshot is not None:
             boot = "other"  # its log is gone, START frames and all: whatever may have been in it is lost
+        if boot == "same" and (self.path / SETTLING).exists():
+            boot = "other"  # a start in this boot ended before the last jump was noted
         plan = recovery.plan_for(recovery.State(boot, recovery.log_state(reports, loaded.snapshot is not None)))
         if homeless:
             self.degraded.append(f"{homeless} routers whose topics no frame creates")
@@ -181,6 +185,8 @@ class Store:
         if plan.far_ids:
             self.engine.next_topic_id = max(replayer.id_ceiling, replayer.highest_id + (IDS_RESERVED if plan.degraded else 0)) + 1
         holes = recovery.settle(self.engine, replayer.found, plan, damages)
+        if plan.jump:
+            self._with_room(self._note_settling)
         self._start_shards(reports)
         self.engine.id_ceiling = self._with_room(lambda: self._reserve_ids(self.engine.next_topic_id))
         for hole in holes:
@@ -191,6 +197,24 @@ class Store:
         self.found = replayer.found
         self.sequencer.sync()
         self.sequencer.settle_durable_heads()
+        self._note_settled()
+
+    def _note_settling(self) -> None:
+        """Say that jumps are still to be noted, before a START frame says that the log is of this boot. Raises OSError."""
+        if (self.path / SETTLING).exists():
+            return
+        file = NewFile(self.files, self.path / SETTLING)
+        try:
+            file.finish()
+        except OSError:
+            file.abort()
+            raise
+
+    def _note_settled(self) -> None:
+        # Power that is lost brings another boot, so the directory needs no sync here. Where the file stays, the next start jumps once more.
+        if (self.path / SETTLING).exists() and not any(shard.poisoned for shard in self.shards):
+            with contextlib.suppress(OSError):
+                remove(self.files, self.path / SETTLING)
 
     def _noted(self) -> list[int]:
         try:

@@ -21,6 +21,7 @@ from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, obje
 from topicsd.pins import pin
 from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, fits
+from topicsd.store import SETTLING
 
 TRIES = 3  # a file may get its final bytes between two looks, when nobody speaks of it yet
 
@@ -66,7 +67,11 @@ class Backup:
             self._look_at_the_last()
             with pin(self.data_dir):
                 snapshots = self._snapshots()
+                settling = self.data_dir / SETTLING
+                was_settling = settling.exists()
                 ends = self._logs([moment.needed for moment in snapshots], [moment.moment for moment in snapshots])
+                if was_settling or settling.exists():
+                    self._file(settling)
                 for path in names.files_below(self.data_dir):
                     if path.suffix != ".tmp":
                         self._file(path)
