@@ -43,7 +43,7 @@ cdef dict REASONS = {
 
 
 class LogFormatError(Exception):
-    """Say that this version cannot read the log: it has a frame of an unknown type or a newer format."""
+    """Say that this version cannot read the log: it has a frame of an unknown type or a newer format, or what is no file stands in it."""
 
 
 cdef struct WalkFile:
@@ -383,11 +383,21 @@ cdef class WalkReport:
 def list_files(bytes directory) -> list:
     """List a shard's files in order of position.
 
-    Other names, those of unfinished files among them, are left alone. Raises OSError; a directory that does not exist is empty.
+    Other names, those of unfinished files among them, are left alone. Raises OSError, LogFormatError for a name of the log that is no file's; a
+    directory that does not exist is empty.
     """
+    found = []
     try:
         with os.scandir(directory) as entries:
-            found = [(entry.name, entry.path, entry.stat().st_size) for entry in entries if LOG_NAME.fullmatch(entry.name)]
+            for entry in entries:
+                if not LOG_NAME.fullmatch(entry.name):
+                    continue
+                if not entry.is_file():
+                    raise LogFormatError(
+                        f"{os.fsdecode(entry.path)} is no file, where one of the log should be: put it back from a backup, or move away what stands"
+                        " there (then what it held is told as lost); nothing has been changed"
+                    )
+                found.append((entry.name, entry.path, entry.stat().st_size))
     except FileNotFoundError:
         return []
     return [LogFile(int(name[:20]), size, path) for name, path, size in sorted(found)]

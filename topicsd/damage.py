@@ -188,9 +188,10 @@ class Damage:
         """What is damaged from a position on, that position, and how many bytes were read."""
         shard = int(folder.name[-2:])
         synced = int(str(self.shared.shard(shard)["synced"]))
-        files = log_walk.list_files(os.fsencode(folder))
-        begins = next((file.first_position for file in files if file.first_position + file.bytes + most > synced), synced)
+        begins = synced
         with contextlib.suppress(OSError, log_walk.LogFormatError):
+            files = log_walk.list_files(os.fsencode(folder))
+            begins = next((file.first_position for file in files if file.first_position + file.bytes + most > synced), synced)
             walked = log_walk.check(folder, shard, from_position=begins, known=synced)
             return [each for each in walked.damaged if each.position + each.bytes <= synced], begins, walked.bytes
         return [], begins, 0

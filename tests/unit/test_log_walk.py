@@ -303,6 +303,14 @@ def test_a_newer_format_refuses_the_log(log: Log) -> None:
         log.read()
 
 
+def test_what_is_no_file_in_the_place_of_one_refuses_the_log(log: Log) -> None:
+    log.add()
+    folder = log.save()
+    (folder / f"{1 << 20:020d}.log").mkdir()
+    with pytest.raises(log_walk.LogFormatError, match=rf"{1 << 20:020d}\.log is no file, where one of the log should be: .*nothing has been changed"):
+        log_walk.read(folder)
+
+
 def test_frames_below_the_wanted_position_are_not_shown(log: Log) -> None:
     log.add()
     second = log.add()

@@ -122,9 +122,9 @@ class Backup:
             shard = int(folder.name[-2:])
             below = min((each[shard] if shard < len(each) else 0 for each in needed), default=0)
             known = max((each[shard] if shard < len(each) else 0 for each in [*moments, noted]), default=0)
-            files = log_walk.list_files(os.fsencode(folder))
-            first = max((file.first_position for file in files if file.first_position <= below), default=below)
             try:
+                files = log_walk.list_files(os.fsencode(folder))
+                first = max((file.first_position for file in files if file.first_position <= below), default=below)
                 walked = log_walk.check(folder, shard, from_position=first, known=known)
             except LogFormatError as wrong:
                 raise BackupError(str(wrong)) from None
