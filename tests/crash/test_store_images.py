@@ -80,11 +80,13 @@ def opened(path: Path, clock: FakeClock, boot: bytes, files: Any = None) -> Libr
     return engine
 
 
-def live_through(root: Path, seed: int, rounds: int) -> Story:
-    files, clock, rng = FaultyFiles(root), FakeClock(), random.Random(seed)
+def live_through(disk: Path, seed: int, rounds: int) -> Story:
+    files, clock, rng = FaultyFiles(disk), FakeClock(), random.Random(seed)
+    root = disk / "data"
+    make_folders(files, disk, "data", "shelf")
     engine = opened(root, clock, b"b" * 16, files)
+    make_folders(files, root, "cold")
     story = Story(files, clock, opened=len(files.calls))
-    files_before_cold(engine, files)
     for number in range(rounds):
         work(engine, files, rng, 4, story.lives, True, first=4 * number)
         draw = rng.random()
@@ -106,7 +108,7 @@ def live_through(root: Path, seed: int, rounds: int) -> Story:
                 for name, promise in story.lives.items()
                 if promise.durability == "fsync"
             }
-            number = Backup(root, FolderShelf(root / "shelf", files), clock.wall_ms, FolderCold(root / "cold")).run().number
+            number = Backup(root, FolderShelf(disk / "shelf", files), clock.wall_ms, FolderCold(root / "cold")).run().number
             story.copies.append(Copy(len(files.calls), number, acked))
             story.count("backups")
         else:
@@ -115,13 +117,12 @@ def live_through(root: Path, seed: int, rounds: int) -> Story:
     return story
 
 
-def files_before_cold(engine: Library, files: FaultyFiles) -> None:
-    """The tier's folder is an operator's: it is there before anything begins."""
-    for name in ("cold", "shelf"):
-        path = Path(engine.directory) / name
-        path.mkdir(exist_ok=True)
-        files.calls.append(("mkdir", str(path).encode()))
-    files.calls.append(("sync_directory", engine.directory.encode()))
+def make_folders(files: FaultyFiles, parent: Path, *names: str) -> None:
+    """Folders of an operator: they are there before anything begins."""
+    for name in names:
+        (parent / name).mkdir()
+        files.calls.append(("mkdir", str(parent / name).encode()))
+    files.calls.append(("sync_directory", str(parent).encode()))
 
 
 def seen(engine: Library, story: Story) -> dict[str, Any]:
@@ -131,12 +132,12 @@ def seen(engine: Library, story: Story) -> dict[str, Any]:
 def check_image(image: Path, story: Story, call: int) -> None:
     twice = []
     for _ in range(2):
-        again = opened(image, FakeClock(story.clock.wall_ms(), 5), b"z" * 16)
+        again = opened(image / "data", FakeClock(story.clock.wall_ms(), 5), b"z" * 16)
         assert again.store.degraded == [], "a power cut is no damage"
         twice.append(seen(again, story))
         again._forget()
     assert twice[0] == twice[1], "recovery twice is not the same as once"
-    last = opened(image, FakeClock(story.clock.wall_ms(), 5), b"z" * 16)
+    last = opened(image / "data", FakeClock(story.clock.wall_ms(), 5), b"z" * 16)
     judge(last, story.lives, call, synced=True)
     last._forget()
 
@@ -174,12 +175,11 @@ def sweep(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int],
     root.mkdir(), scratch.mkdir()
     story = live_through(root, seed, rounds)
     images = 0
-    for call in range(story.opened + 3 + first, len(story.files.calls) + 1, stride):
+    for call in range(story.opened + first, len(story.files.calls) + 1, stride):
         for image_seed in seeds:
             target = scratch / "image"
             target.mkdir()
             story.files.image(call, image_seed, target)
-            (target / "cold").mkdir(exist_ok=True)
             if images % 8 == 0:
                 check_backups(target, story, call, scratch)
             check_image(target, story, call)
