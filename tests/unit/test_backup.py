@@ -217,6 +217,15 @@ def test_a_restore_ends_at_a_position(library: Library, clock: FakeClock, tmp_pa
         again.close()
 
 
+def test_a_restore_to_a_position_of_a_shard_that_the_backup_has_not_is_refused(library: Library, tmp_path: Path) -> None:
+    fill(library, "t", 10)
+    shelf = FolderShelf(tmp_path / "shelf")
+    copy(library, shelf)
+    with pytest.raises(BackupError, match=r"until 7:0: backup 1 has no shard 7, only 0"):
+        Restore(shelf, tmp_path / "never", Until(None, {0: 1 << 20, 7: 0})).run()
+    assert not (tmp_path / "never").exists()
+
+
 def test_frames_that_a_later_start_calls_void_do_not_come_back_by_a_cut(library: Library, clock: FakeClock, tmp_path: Path) -> None:
     library.put("t", durability="fsync")
     fill(library, "t", 3)

@@ -77,6 +77,7 @@ class Restore:
         self.report.number, self.report.snapshot = made.number, moment.number if moment else 0
         if self.until.ts_ms is not None and made.written_ms < self.until.ts_ms:
             self.report.short_of = made.written_ms
+        self._check_shards(made)
         self._begin()
         others = {str(snapshot.path_of(Path(), each.number)) for each in made.snapshots if self.until and each != moment}
         logs: dict[int, list[Entry]] = {}
@@ -92,6 +93,13 @@ class Restore:
         return self.report
 
     # ---- which backup, which snapshot
+
+    def _check_shards(self, made: Manifest) -> None:
+        """Refuse a position of a shard that is not there: who mistypes it would believe that something was left out. Raises BackupError."""
+        there = sorted({int(Path(entry.path).parent.name[-2:]) for entry in made.files if entry.path.startswith("log/shard-")})
+        for shard, position in sorted(self.until.positions.items()):
+            if shard not in there:
+                raise BackupError(f"until {shard}:{position}: backup {made.number} has no shard {shard}, only {', '.join(map(str, there))}")
 
     def _choose(self) -> tuple[Manifest, Moment | None]:
         numbers = [self.wanted] if self.wanted is not None else list(reversed(manifest.numbers(self.shelf)))
