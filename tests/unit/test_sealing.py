@@ -489,14 +489,18 @@ def behind(library: Library) -> list[int]:
     return [written - end for end in ends if end < written]
 
 
-def test_a_full_log_is_sealed_with_room_that_was_set_aside_and_nothing_else_is(tmp_path: Path, clock: FakeClock) -> None:
-    files = FaultyFiles(tmp_path)
-    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
-    for n in range(40):
-        library.append("held", [{"data": f"{n:04d}" + "x" * 500}])
+def hold_a_log_of_what_is_gone(library: Library, records: int, size: int) -> None:
+    for n in range(records):
+        library.append("held", [{"data": f"{n:04d}" + "x" * size}])
         library.append("gone", [{"data": "y" * 5000} for _ in range(4)])
     library.drop("gone")
     library.sequencer.sync()
+
+
+def test_a_full_log_is_sealed_with_room_that_was_set_aside_and_nothing_else_is(tmp_path: Path, clock: FakeClock) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
+    hold_a_log_of_what_is_gone(library, 40, 500)
     before, had = library.diff("held", limit=1000)["records"], library.log_files()
     rounds = library.sealing(age_ms_max=1, log_bytes_max=1 << 30)
     files.space = files.used()
@@ -564,11 +568,7 @@ def test_what_was_set_aside_is_not_spent_before_something_was_deleted_and_then_o
 def test_while_the_oldest_file_waits_for_snapshots_those_behind_it_are_sealed_without_what_was_set_aside(tmp_path: Path, clock: FakeClock) -> None:
     files = FaultyFiles(tmp_path)
     library = Library(str(tmp_path), clock, files=files, file_bytes=256 << 10)
-    for n in range(60):
-        library.append("held", [{"data": f"{n:04d}" + "x" * 5000}])
-        library.append("gone", [{"data": "y" * 5000} for _ in range(4)])
-    library.drop("gone")
-    library.sequencer.sync()
+    hold_a_log_of_what_is_gone(library, 60, 5000)
     before = library.diff("held", limit=1000)["records"]
     rounds, kept = library.sealing(age_ms_max=3_600_000, log_bytes_max=1 << 30), [MIB] * 2
 

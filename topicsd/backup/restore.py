@@ -5,7 +5,7 @@ until all of it is on the disk. Started again after a kill it goes on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -77,14 +77,15 @@ class Restore:
         self.report.number, self.report.snapshot = made.number, moment.number if moment else 0
         if self.until.ts_ms is not None and made.written_ms < self.until.ts_ms:
             self.report.short_of = made.written_ms
-        self._check_shards(made)
-        self._begin()
-        others = {str(snapshot.path_of(Path(), each.number)) for each in made.snapshots if self.until and each != moment}
         logs: dict[int, list[Entry]] = {}
         for entry in made.files:
             if entry.path.startswith("log/"):
                 logs.setdefault(int(Path(entry.path).parent.name[-2:]), []).append(entry)
-            elif entry.path not in others:
+        self._check_shards(logs)
+        self._begin()
+        others = {str(snapshot.path_of(Path(), each.number)) for each in made.snapshots if self.until and each != moment}
+        for entry in made.files:
+            if not entry.path.startswith("log/") and entry.path not in others:
                 self._file(entry, None)
         self._lost_in_cold({entry.path for entry in made.files if entry.bytes})
         for shard, entries in sorted(logs.items()):
@@ -94,12 +95,12 @@ class Restore:
 
     # ---- which backup, which snapshot
 
-    def _check_shards(self, made: Manifest) -> None:
+    def _check_shards(self, logs: Collection[int]) -> None:
         """Refuse a position of a shard that is not there: who mistypes it would believe that something was left out. Raises BackupError."""
-        there = sorted({int(Path(entry.path).parent.name[-2:]) for entry in made.files if entry.path.startswith("log/shard-")})
         for shard, position in sorted(self.until.positions.items()):
-            if shard not in there:
-                raise BackupError(f"until {shard}:{position}: backup {made.number} has no shard {shard}, only {', '.join(map(str, there))}")
+            if shard not in logs:
+                there = ", ".join(map(str, sorted(logs)))
+                raise BackupError(f"until {shard}:{position}: backup {self.report.number} has no shard {shard}, only {there}")
 
     def _choose(self) -> tuple[Manifest, Moment | None]:
         numbers = [self.wanted] if self.wanted is not None else list(reversed(manifest.numbers(self.shelf)))
