@@ -234,10 +234,11 @@ class Checkpoints:
         since_ms = store.clock.mono_ms() - self.taken_ms
         if not options.every_ms or since_ms < min(self._full_every_ms(), options.every_ms):
             return False
-        if since_ms < options.every_ms and not store.is_full():
+        full = store.is_full()
+        if since_ms < options.every_ms and not full:
             return False
         # What is deleted of a full log frees files without a segment, and leaves frames: more than that is hardly written there.
-        return self._would_free() or (grown > 0 and since_ms < options.every_ms and (store.refuses() or since_ms >= SET_ASIDE_EVERY_MS))
+        return self._would_free() or (grown > 0 and full and (store.refuses() or since_ms >= SET_ASIDE_EVERY_MS))
 
     def _has_room_again(self) -> bool:
         """Tell whether a full disk has what the last snapshot lacked: a log that takes no writes waits for it."""
@@ -266,7 +267,9 @@ class Checkpoints:
         lags = len(self.kept) < KEPT or self.kept[0].needed != self.kept[-1].needed
         if self.held or self.undone:
             return True
-        return segments.published != self.published or bool(segments.collect()) or bool(self.waiting) or (lags and segments.published > 0)
+        if segments.published != self.published or bool(segments.collect()) or bool(self.waiting):
+            return True
+        return lags and (segments.published > 0 or self.store.is_full())  # also what was sealed, or deleted, before this start
 
     # ---- take ------------------------------------------------------------------------------------------------------------------
 

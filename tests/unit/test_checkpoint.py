@@ -920,6 +920,33 @@ def test_on_a_full_disk_what_nobody_needs_goes_within_a_second(tmp_path: Path, c
     engine.close()
 
 
+@pytest.mark.parametrize("late_ms", [250, 2_000])
+def test_a_start_on_a_full_disk_lets_files_go_however_late_it_looks(tmp_path: Path, clock: FakeClock, late_ms: int) -> None:
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(0, 500))
+    engine.checkpoint()
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    files.space = files.used()
+    with pytest.raises(Refused):
+        for _ in range(20):
+            fill(engine, "t", 10, 1000)
+    files.space += 64 << 10  # what a start takes
+    engine.kill()
+    engine.delete("t", before_seq=1 << 40)
+    with pytest.raises(Refused):
+        for _ in range(20):
+            fill(engine, "t", 10, 1000)
+    held = engine.log_files()
+    for _ in range(3):
+        clock.advance(late_ms)
+        engine.store.checkpoints.step()
+        engine.store.heal()
+    assert engine.log_files() < held, "what was deleted stands in files that nothing needs behind two snapshots"
+    fill(engine, "t", 10, 1000)
+    engine.close()
+
+
 @pytest.mark.parametrize("gone", ["first", "last", "all"])
 def test_a_log_file_that_a_tail_needs_and_that_is_gone_is_told(make: Make, gone: str) -> None:
     engine = make(file_bytes=LOG_FILE_BYTES)
