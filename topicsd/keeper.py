@@ -71,7 +71,7 @@ class Flood:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._written, self._at_s, self._is_on = self._log_bytes(), time.monotonic(), False
+        self._written, self._at_s, self._is_on = self.log_bytes(), time.monotonic(), False
 
     def is_on(self) -> bool:
         """Tell whether it was so since the last call; what was told holds for the next LOOK_S / 2.
@@ -80,12 +80,13 @@ class Flood:
         """
         took_s = time.monotonic() - self._at_s
         if took_s > LOOK_S / 2:
-            written = self._log_bytes()
+            written = self.log_bytes()
             self._is_on = (written - self._written) * (2 if self._is_on else 1) >= limits.FLOOD_BYTES_PER_S * took_s
             self._written, self._at_s = written, time.monotonic()
         return self._is_on
 
-    def _log_bytes(self) -> int:
+    def log_bytes(self) -> int:
+        """Return how many bytes the log has taken so far."""
         return sum(int(str(self._shared.shard(number)["bytes_written"])) for number in range(LOG_SHARDS_MAX))
 
 
@@ -253,17 +254,19 @@ class Keeper:
             self._tell_room(self.rounds.done)
 
     def _pace(self, took_s: float, behind: int) -> None:
-        """Rest while CPUs are short or the log is flooded, but not while the backlog is too long, or writers wait for the room that it makes.
+        """Rest while CPUs are short, and as long as the log is flooded; not while the backlog is too long, or writers wait for the room that it makes.
 
         Seals what somebody asked for meanwhile.
         """
         short = self.cpus.are_short() and behind < BEHIND_BYTES_MAX
-        patient = behind < self._patience_bytes()
+        patience = self._patience_bytes() - behind + self.flood.log_bytes()
         end_s = time.monotonic() + min(PACE * took_s, REST_S_MAX)
-        while (short or (patient and self.flood.is_on())) and not self._is_waited_for():
-            if (left_s := end_s - time.monotonic()) <= 0 or self.line.ended:
+        while not self._is_waited_for() and not self.line.ended:
+            flooded = self.flood.is_on() and self.flood.log_bytes() < patience
+            left_s = end_s - time.monotonic() if short else 0.0
+            if not flooded and left_s <= 0:
                 break
-            self.line.pause(min(left_s, LOOK_S))
+            self.line.pause(LOOK_S if flooded else min(left_s, LOOK_S))
             self._seal_wanted()
 
     def _is_waited_for(self) -> bool:

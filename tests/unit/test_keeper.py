@@ -36,7 +36,7 @@ def test_only_the_arbiters_signal_ends_it(monkeypatch: pytest.MonkeyPatch, got: 
 class House:
     """A keeper whose clock moves only when it rests.
 
-    flood_s: how long the flood goes on; room: what may wait to be sealed meanwhile; full_s: after how long the disk is full.
+    flood_s: how long the flood of a GiB a second goes on; room: what may wait to be sealed meanwhile; full_s: after how long the disk is full.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, short: bool, flood_s: float = 0.0, room: int = FLOOD_BYTES_MAX, full_s: float = 1e9) -> None:
@@ -44,7 +44,9 @@ class House:
         monkeypatch.setattr(keeper.time, "monotonic", lambda: self.now_s)
         self.keeper = Keeper.__new__(Keeper)
         self.keeper.cpus = SimpleNamespace(are_short=lambda: short)  # type: ignore[assignment]
-        self.keeper.flood = SimpleNamespace(is_on=lambda: self.now_s < 100.0 + flood_s)  # type: ignore[assignment]
+        self.keeper.flood = SimpleNamespace(  # type: ignore[assignment]
+            is_on=lambda: self.now_s < 100.0 + flood_s, log_bytes=lambda: (7 << 40) + int(min(self.now_s - 100.0, flood_s) * (1 << 30))
+        )
         self.keeper.line = SimpleNamespace(pause=self.pause, ended=False)  # type: ignore[assignment]
         self.keeper.rounds = SimpleNamespace(policy=Policy())  # type: ignore[assignment]
         monkeypatch.setattr(self.keeper, "_seal_wanted", self.seal)
@@ -75,12 +77,21 @@ def test_it_does_not_rest_where_cpus_are_free_or_too_much_waits(monkeypatch: pyt
     assert House(monkeypatch, short=True).rest(0.1, BEHIND_BYTES_MAX) == 0
 
 
-def test_it_rests_while_the_log_is_flooded_and_goes_on_when_the_flood_ends_or_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = BEHIND_BYTES_MAX + 1
-    assert House(monkeypatch, short=False, flood_s=60).rest(0.1, behind) == pytest.approx(0.1 * PACE)
-    assert House(monkeypatch, short=False, flood_s=0.3).rest(0.1, behind) == pytest.approx(2 * LOOK_S), "it is over: back to work"
-    assert House(monkeypatch, short=False, flood_s=60).rest(0.1, FLOOD_BYTES_MAX) == 0
-    assert House(monkeypatch, short=False, flood_s=60, room=behind).rest(0.1, behind) == 0, "the disk or the memory is short"
+@pytest.mark.parametrize("took_s", [0.0, 0.1])
+def test_it_rests_until_a_flood_of_the_log_ends_or_too_much_waits(monkeypatch: pytest.MonkeyPatch, took_s: float) -> None:
+    behind, gib = BEHIND_BYTES_MAX + 1, 1 << 30
+    house = House(monkeypatch, short=False, flood_s=3)
+    assert house.rest(took_s, behind) == 3, "before the first segment too: it would take from the flood what it is judged by"
+    assert house.wanted == 3 / LOOK_S, "whoever asks for a topic to be sealed waits for a flood to end"
+    assert House(monkeypatch, short=True, flood_s=0.3).rest(took_s, behind) == 2 * LOOK_S, "it is over: back to work"
+    assert House(monkeypatch, short=False, flood_s=60, room=behind + 5 * gib).rest(took_s, behind) == 5, "what came meanwhile waits too"
+    assert House(monkeypatch, short=False, flood_s=60).rest(took_s, FLOOD_BYTES_MAX) == 0
+    assert House(monkeypatch, short=False, flood_s=60, room=behind).rest(took_s, behind) == 0, "the disk or the memory is short"
+    assert House(monkeypatch, short=False, flood_s=60, full_s=1).rest(took_s, behind) == 1, "full meanwhile: back to work"
+    house = House(monkeypatch, short=False, flood_s=60)
+    monkeypatch.setattr(house, "pause", lambda _seconds: setattr(house.keeper.line, "ended", True))
+    house.keeper.line.pause = house.pause  # type: ignore[method-assign]
+    assert house.rest(took_s, behind) == 0, "it is to end"
 
 
 def test_it_does_not_rest_while_writers_wait_for_the_room_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:

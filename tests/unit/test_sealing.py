@@ -72,13 +72,13 @@ def test_between_two_segments_of_a_round_the_keeper_hears_what_still_waits(libra
         fill(library, name, 30, 10)
     library.sequencer.sync()
     rounds, told = library.sealing(events_max=10, bytes_max=0, pack_below_bytes=0), []
-    rounds.pace = lambda took_s, behind: told.append((took_s >= 0, behind))
+    rounds.pace = lambda took_s, behind: told.append((took_s, behind, rounds.done.segments))
     assert rounds.round(clock.wall_ms()).segments == 6
-    waiting = [behind for _took, behind in told]
-    assert len(told) == 6
-    assert all(took for took, _behind in told)
+    waiting = [behind for _took, behind, _segments in told]
+    assert [segments for _took, _behind, segments in told] == list(range(7)), "before the first one, and behind each"
+    assert told[0][0] == 0 and all(took > 0 for took, _behind, _segments in told[1:])
     assert waiting == sorted(waiting, reverse=True)
-    assert waiting[0] > waiting[2] > waiting[-1] == 0
+    assert waiting[0] > waiting[1] > waiting[3] > waiting[-1] == 0
 
 
 @pytest.mark.parametrize("pack", [False, True])

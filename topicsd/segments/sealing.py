@@ -81,7 +81,8 @@ class Rounds:
         self.room: Callable[[], int] = lambda: free_bytes(data_dir)  # of the disk
         self.give: Callable[[], bool] = lambda: False  # makes more room of what was set aside for a full log; False: there is none
         self.spends = False  # what is sealed now may have of that
-        # Called between two segments of a round: seconds that the last one took, bytes that are due still. It may wait, or seal what is asked for.
+        # Called before the first segment of a round and between two: seconds that the last one took (0: none yet), bytes that are due still.
+        # It may wait, or seal what is asked for.
         self.pace: Callable[[float, int], None] = lambda _took_s, _behind: None
 
     @staticmethod
@@ -134,6 +135,8 @@ class Rounds:
                 if (found, topic_id) in self.skipped:
                     continue
                 if size >= policy.pack_below_bytes:
+                    if not self.done.segments:
+                        self.pace(0.0, behind + weight(records, size))
                     self.seal(found, topic_id, now_ms, behind)
                 else:
                     small.append((found, topic_id))
