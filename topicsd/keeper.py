@@ -254,7 +254,7 @@ class Keeper:
             self._tell_room(self.rounds.done)
 
     def _pace(self, took_s: float, behind: int) -> None:
-        """Rest while CPUs are short, and as long as the log is flooded; not while the backlog is too long, or writers wait for the room that it makes.
+        """Rest while CPUs are short, and as long as the log is flooded; not while too much waits, or writers want the room that it makes.
 
         Seals what somebody asked for meanwhile.
         """
