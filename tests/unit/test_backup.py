@@ -226,6 +226,24 @@ def test_a_restore_to_a_position_of_a_shard_that_the_backup_has_not_is_refused(l
     assert not (tmp_path / "never").exists()
 
 
+def test_a_restore_says_that_the_backup_ends_before_a_position_as_it_does_for_a_time(library: Library, clock: FakeClock, tmp_path: Path) -> None:
+    library.put("t", durability="fsync")
+    fill(library, "t", 10)
+    end = library.store.shards[0].written_position
+    copy(library, FolderShelf(tmp_path / "shelf"))
+    run = lambda name, until: CliRunner().invoke(main, ["restore", str(tmp_path / "shelf"), str(tmp_path / name), "--until", until])  # noqa: E731
+    whole = run("whole", f"0:{end}")
+    assert whole.exit_code == 0 and "not in it" not in whole.output
+    short = run("short", f"0:{end + 8}")
+    assert short.exit_code == 0
+    assert f"the backup ends at 0:{end}: what came between that and the position you gave is not in it\n" in short.output
+    late = run("late", str(clock.wall_ms() + 1000))
+    assert f"the backup was made at {clock.wall_ms()} ms: what came between that and the time you gave is not in it\n" in late.output
+    again = opened(tmp_path / "short", clock)
+    assert seen(again) == seen(library)
+    again.close()
+
+
 def test_frames_that_a_later_start_calls_void_do_not_come_back_by_a_cut(library: Library, clock: FakeClock, tmp_path: Path) -> None:
     library.put("t", durability="fsync")
     fill(library, "t", 3)

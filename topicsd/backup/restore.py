@@ -61,6 +61,7 @@ class Restored:
     kept: int = 0  # of them: written by an earlier run that did not end
     dropped_frames: int = 0
     short_of: int = 0  # epoch ms: the backup was made then, before the time that was asked for: what came between is not in it
+    ends: dict[int, int] = field(default_factory=dict)  # by shard: the backup's log ends there, before the position that was asked for
 
 
 class Restore:
@@ -77,6 +78,7 @@ class Restore:
         self.report.number, self.report.snapshot = made.number, moment.number if moment else 0
         if self.until.ts_ms is not None and made.written_ms < self.until.ts_ms:
             self.report.short_of = made.written_ms
+        self.report.ends = {shard: end for shard, end in enumerate(made.ends) if self.until.positions.get(shard, 0) > end}
         logs: dict[int, list[Entry]] = {}
         for entry in made.files:
             if entry.path.startswith("log/"):

@@ -77,6 +77,8 @@ def restore(source: str, directory: Path, until: str | None, number: int | None)
         click.echo(f"begun from snapshot {report.snapshot}; {report.dropped_frames} frames of the log were left out")
     if report.short_of:
         click.echo(f"the backup was made at {report.short_of} ms: what came between that and the time you gave is not in it")
+    for shard, end in report.ends.items():
+        click.echo(f"the backup ends at {shard}:{end}: what came between that and the position you gave is not in it")
     for problem in checked.problems:
         click.echo(f"{'LOSS' if problem.loses else 'damage'}: {problem}")
     sys.exit(EXIT_PROBLEMS if checked.problems else 0)
