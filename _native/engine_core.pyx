@@ -37,7 +37,7 @@ from topicsd._native.table cimport (
     config_dead_letter, config_set_dead_letter, table_configure, table_find, table_insert, table_remove, table_reset,
 )
 from topicsd._native.topics cimport (
-    Private, batch_payload, delete_before, delete_matching, evict, expire, leave_hole, lose_through, private_drop, touch, wake_watchers,
+    Private, batch_payload, delete_before, delete_matching, evict, expire, leave_hole, leave_out, lose_through, private_drop, touch, wake_watchers,
 )
 
 cdef enum:
@@ -399,6 +399,7 @@ cdef class EngineCore(ReplayCore):
         index_reset(self.core.regions)
         order_reset(self.core.regions)
         self.core.regions.control.records_live = self.core.regions.control.bytes_live = self.core.regions.control.topics = 0
+        self.core.regions.control.records_unreadable = self.core.regions.control.bytes_unreadable = 0
         self.core.regions.control.queue_topics = 0
         memset(self.core.regions.control.topics_by_class, 0, 4 * sizeof(uint64_t))
 
@@ -449,6 +450,7 @@ cdef class EngineCore(ReplayCore):
             self.core.changes.lows[<uint64_t>slot * self.core.changes.shards + shard] = 0
         store_relaxed_64(&self.core.regions.control.records_live, self.core.regions.control.records_live - topic.count)
         store_relaxed_64(&self.core.regions.control.bytes_live, self.core.regions.control.bytes_live - topic.bytes)
+        leave_out(&self.core, topic, 0)
         self._count_topic(&topic.config, -1)
         if self.ordered:
             order_remove(self.core.regions, slot)

@@ -219,7 +219,8 @@ struct control {
     uint64_t damage_met;      /* any process, by adding: segment files that a read has found damaged (segment_file.suspect) */
     uint64_t log_damage_met;  /* any process, by adding: reads that met a record of the log which is not what was written */
     uint64_t log_damages;     /* keeper, release: changes << 16 | ranges; they stand in log_damage[changes % 2] (log_damage.pxd) */
-    uint64_t reserved[28];
+    uint64_t records_unreadable, bytes_unreadable; /* writer: of records_live and bytes_live, the sums of topic_slot.unreadable */
+    uint64_t reserved[26];
     struct shard_line shards[SHARDS_MAX];
     struct worker_line workers[RING_SLOTS_MAX];
     struct log_damage log_damage[2][LOG_DAMAGES_MAX]; /* keeper */

@@ -254,7 +254,9 @@ cdef extern from "layout.h" nogil:
         uint64_t damage_met
         uint64_t log_damage_met
         uint64_t log_damages
-        uint64_t reserved[28]
+        uint64_t records_unreadable
+        uint64_t bytes_unreadable
+        uint64_t reserved[26]
         shard_line shards[SHARDS_MAX]
         worker_line workers[RING_SLOTS_MAX]
         log_damage log_damage[2][LOG_DAMAGES_MAX]

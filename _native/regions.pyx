@@ -149,6 +149,8 @@ cdef class Shared:
         self.fields["files_retired"] = <size_t>&c.files_retired - <size_t>c
         self.fields["damage_met"] = <size_t>&c.damage_met - <size_t>c
         self.fields["log_damage_met"] = <size_t>&c.log_damage_met - <size_t>c
+        self.fields["records_unreadable"] = <size_t>&c.records_unreadable - <size_t>c
+        self.fields["bytes_unreadable"] = <size_t>&c.bytes_unreadable - <size_t>c
         self.fields["segments"] = <size_t>&c.segments - <size_t>c
         self.fields["segments_bytes"] = <size_t>&c.segments_bytes - <size_t>c
         self.shard_fields = {name: 8 * n for n, name in enumerate(_SHARD_WORDS)}

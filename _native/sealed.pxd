@@ -30,9 +30,9 @@
 # the rest of a segment_file      writer       before the first row that leads     nothing: the view is refused
 #                                              to it; again only after it was retired
 #
-# Damage is noted while a read goes on (met_file) and told by who knows that its view still held (sealed_tell): so nothing that a stale view made up
-# raises an alarm. The keeper then reads the file (topicsd/damage.py). What cannot be read now (no descriptor, no memory) is -EIO and no damage; a
-# page that the disk does not give back is -EIO until the keeper has found so too, and from then on a hole.
+# Damage is noted while a read goes on (met; a read may take many files) and told by who knows that its view still held (sealed_tell): so nothing
+# that a stale view made up raises an alarm. The keeper then reads the file (topicsd/damage.py). What cannot be read now (no descriptor, no memory)
+# is -EIO and no damage; a page that the disk does not give back is -EIO until the keeper has found so too, and from then on a hole.
 #
 # A flag byte is set only by a checkpoint, after a snapshot that holds the marks is on the disk (topicsd/engine/segments.py): so what the flag bytes
 # say is never newer than what replay starts from. Until then a delete stands in the marks and in the log.
@@ -56,6 +56,7 @@ cdef enum:
     SEGMENT_KIND_COLD = 3      # segment_kind: index and tags are files of their own, the data part stands in the cold tier under its name
     COLD_AHEAD_BYTES = 1 << 20  # a read that lacks something has so much read ahead
     COLD_WHOLE_BYTES = 8 << 20  # one that lacks all of an object has so much of it read at a time
+    MET_FILES_MAX = 1 << 16    # of one read; what is beyond is met again by the next one, when these are known
 
 cdef enum SealedPart:        # the low bits of a map's key
     PART_DATA = 0
@@ -71,6 +72,10 @@ cdef struct Rows:            # of one topic, as a view or the writer sees them
 cdef inline bint is_gone(const index_entry *entry) noexcept nogil:    # deleted, or a hole: nothing that can come back
     return entry.flags & INDEX_DELETED != 0 or entry.flags & (INDEX_HOLE | <uint32_t>INDEX_DAMAGED) == <uint32_t>INDEX_HOLE
 
+cdef struct Met:             # a file whose bytes are not what was written
+    uint32_t file
+    uint64_t serial
+
 cdef struct Sealed:
     Regions *regions
     SegmentMaps maps
@@ -82,8 +87,8 @@ cdef struct Sealed:
     uint64_t window_topic, window_first, changes, window_changes
     uint32_t window_count
     index_entry window[SEALED_WINDOW]
-    uint32_t met_file          # since the turn began: a file whose bytes are not what was written, 0 none
-    uint64_t met_serial
+    Met *met                   # since the turn began, or since they were told
+    uint32_t met_count, met_room
     uint64_t missed            # the writer: records, or whole rows, that a delete by tag could not look at (topicsd/engine/owed.py)
     ColdWindows *cold          # NULL: this process reads nothing from the cold tier
     char directory[SEALED_DIRECTORY_MAX]
@@ -94,6 +99,7 @@ cdef void sealed_turn(const Regions *regions) noexcept nogil         # a read be
 cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil    # a record that was verified has faulted
 # A record is not what its entry says (segment_frame_is): nothing of its file that was verified is believed any more; the read is made again.
 cdef void sealed_doubt(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil
+cdef void sealed_met_row(const Regions *regions, const segment_row *row) noexcept nogil             # the same, of its row
 cdef void sealed_tell(const Regions *regions) noexcept nogil         # what the read has met was true: its view still holds
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil    # unmap what is retired; how many maps went
 cdef int rows_of_view(const Regions *regions, const TopicView *view, Rows *rows) noexcept nogil    # 0, or VIEW_BUSY

@@ -5,7 +5,7 @@ import os
 from libc.errno cimport EAGAIN, EIO, ENAMETOOLONG, ENOENT, ENOMEM
 from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
@@ -50,6 +50,7 @@ cdef class SealedMaps:
             segment_maps_free(&self.sealed.maps)
             mended_clear(&self.sealed.mended)
             cold_windows_free(self.sealed.cold)
+            free(self.sealed.met)
             free(self.sealed)
 
 
@@ -124,13 +125,32 @@ cdef void sealed_turn(const Regions *regions) noexcept nogil:
         sealed.open_turn = sealed.window_count = 0
     segment_maps_turn(&sealed.maps)
     mended_trim(&sealed.mended, sealed.maps.turn)
-    sealed.met_file = 0
+    sealed.met_count = 0
     if sealed.cold != NULL:
         sealed.cold.wanted_file = 0
 
 
-cdef void _met(Sealed *sealed, uint32_t file) noexcept nogil:
-    sealed.met_file, sealed.met_serial = file, sealed.regions.segment_files[file].serial
+cdef bint _is_known(const Met *met, const segment_file *file) noexcept nogil:
+    return load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT or file.serial != met.serial or file.suspect != <uint32_t>SUSPECT_NOT
+
+
+cdef void _met(Sealed *sealed, uint32_t number) noexcept nogil:
+    cdef uint32_t room
+    cdef Met *grown
+    cdef Met met
+    met.file, met.serial = number, sealed.regions.segment_files[number].serial
+    if _is_known(&met, &sealed.regions.segment_files[number]):
+        return
+    if sealed.met_count and sealed.met[sealed.met_count - 1].serial == met.serial:    # reads go from one file to the next
+        return
+    if sealed.met_count == sealed.met_room:
+        room = max(<uint32_t>8, 2 * sealed.met_room)
+        grown = <Met *>realloc(sealed.met, room * sizeof(Met)) if room <= MET_FILES_MAX else NULL
+        if grown == NULL:
+            return
+        sealed.met, sealed.met_room = grown, room
+    sealed.met[sealed.met_count] = met
+    sealed.met_count += 1
 
 
 cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq) noexcept nogil:
@@ -139,7 +159,12 @@ cdef void sealed_met(const Regions *regions, const TopicView *view, uint64_t seq
     if regions.sealed == NULL or rows_of_view(regions, view, &rows) != 0:
         return
     row = row_of(&rows, seq)
-    if row != NULL and 0 < row.file < SEGMENT_FILES_MAX:
+    if row != NULL:
+        sealed_met_row(regions, row)
+
+
+cdef void sealed_met_row(const Regions *regions, const segment_row *row) noexcept nogil:
+    if regions.sealed != NULL and 0 < row.file < SEGMENT_FILES_MAX:
         _met(<Sealed *>regions.sealed, row.file)
 
 
@@ -163,14 +188,15 @@ cdef void sealed_doubt(const Regions *regions, const TopicView *view, uint64_t s
 cdef void sealed_tell(const Regions *regions) noexcept nogil:
     cdef Sealed *sealed = <Sealed *>regions.sealed
     cdef segment_file *file
-    if sealed == NULL or sealed.met_file == 0:
+    cdef uint32_t number
+    if sealed == NULL or sealed.met_count == 0:
         return
-    file = &sealed.regions.segment_files[sealed.met_file]
-    sealed.met_file = 0
-    if load_acquire_32(&file.state) != <uint32_t>SEGMENT_HOT or file.serial != sealed.met_serial or file.suspect != <uint32_t>SUSPECT_NOT:
-        return
-    store_release_32(&file.suspect, SUSPECT_MET)
-    add_64(&sealed.regions.control.damage_met, 1)
+    for number in range(sealed.met_count):
+        file = &sealed.regions.segment_files[sealed.met[number].file]
+        if not _is_known(&sealed.met[number], file):
+            store_release_32(&file.suspect, SUSPECT_MET)
+            add_64(&sealed.regions.control.damage_met, 1)
+    sealed.met_count = 0
 
 
 cdef uint32_t sealed_sweep(const Regions *regions) noexcept nogil:
@@ -287,8 +313,7 @@ cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, 
         other = _map(sealed, file, row.file, PART_PACK if pack else PART_TAGS)
         if not _place(&segment.tags, other, row.tags_at):
             return -EIO
-        segment_map_marks(other, clock_mono_ns())
-        segment.tags_marks = other.index_marks
+        # No marks: a delete that believed what was verified a moment ago might miss records for ever. It reads all of the part anyway.
         segment.tags_offset = <uint64_t>row.tags_at * 8
     status = segment_open(segment)
     if status == SEGMENT_OK and (segment.topic_id != topic_id or segment.first_seq != row.first_seq or segment.last_seq != row.last_seq):

@@ -11,8 +11,8 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.maps cimport guarded_call
 from topicsd._native.sealed cimport (
-    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_mended, sealed_open, sealed_tell,
-    sealed_turn,
+    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_met_row, sealed_mended, sealed_open,
+    sealed_tell, sealed_turn,
 )
 from topicsd._native.segment cimport (
     SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record, segment_tag_postings, segment_tags_find,
@@ -229,6 +229,7 @@ cdef int _scan_row(void *argument) noexcept nogil:
     cdef uint64_t seq, upto
     for seq in range(segment.first_seq, segment.last_seq + 1):
         if segment_check(&segment, seq, 1, &upto) != SEGMENT_OK:
+            sealed_met_row(deletion.core.regions, deletion.row)
             _missed(deletion)
             continue
         entry = segment_entry(&segment, seq)[0]
@@ -262,12 +263,15 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
             continue
         sealed_turn(core.regions)
         deletion.segment = sealed_open(core.regions, &rows, deletion.row, False, True)
-        if deletion.segment == NULL or guarded_call(_delete_in_row, &deletion) != 0:
-            sealed_tell(core.regions)
+        if deletion.segment != NULL and guarded_call(_delete_in_row, &deletion) != 0:
+            sealed_met_row(core.regions, deletion.row)
+            deletion.segment = NULL
+        if deletion.segment == NULL:
             deletion.segment = sealed_open(core.regions, &rows, deletion.row, True, False)
             if deletion.segment != NULL and guarded_call(_index_is_good, &deletion) != 0:
                 deletion.segment = sealed_mended(core.regions, &rows, deletion.row, True)
             if deletion.segment == NULL or guarded_call(_scan_row, &deletion) != 0:
                 _missed(&deletion)
+        sealed_tell(core.regions)
     deleted[0] = deletion.deleted
     freed[0] = deletion.freed

@@ -62,6 +62,7 @@ cdef int publish(Core *core, uint32_t slot, const frame_header *frame, uint64_t 
 cdef void came_in(Core *core, uint32_t slot, Private *own, uint64_t first_seq, uint32_t count, uint64_t bytes, uint64_t ts) noexcept nogil
 cdef int entries_room(Core *core, uint32_t count) noexcept nogil                                              # of core.entries; 0 or -1
 cdef uint64_t expire(Core *core, uint32_t slot, uint64_t now_ms, uint64_t records_max) noexcept nogil         # records lost
+cdef void leave_out(Core *core, topic_slot *topic, uint64_t unreadable) noexcept nogil      # of what is shown: UNREADABLE_*, of layout.h
 cdef void came_to_bytes(Core *core, topic_slot *topic, int64_t bytes) noexcept nogil    # records that are there have become longer
 cdef uint64_t evict(Core *core, uint32_t slot) noexcept nogil
 cdef uint64_t delete_before(Core *core, uint32_t slot, uint64_t before_seq) noexcept nogil

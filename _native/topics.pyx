@@ -10,8 +10,8 @@ from topicsd._native.index cimport index_append, index_at, index_hole, index_hol
 from topicsd._native.jobs cimport Jobs, jobs_free, jobs_gone, jobs_gone_below, jobs_new, jobs_published, jobs_show
 from topicsd._native.layout cimport (
     DISCARD_REJECT, ENTRY_FLAG_EMPTY_TAG, ENTRY_FLAG_EXT, ENTRY_LENGTH_MASK, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, INDEX_DELETED, INDEX_HOLE,
-    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, ROW_HOLES, TOPIC_QUEUE, entry_ext, key_section,
-    record_entry, segment_row,
+    INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOSS_CORRUPT, LOSS_MIXED, MATCH_EQ, RING_SLOTS_MAX, ROW_HOLES, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, control,
+    entry_ext, key_section, record_entry, segment_row,
 )
 from topicsd._native.lost_jobs cimport was_lost
 from topicsd._native.ring cimport dirty_push
@@ -206,6 +206,14 @@ cdef void _index_tags(Private *own, const frame_header *frame) noexcept nogil:
 cdef inline void _count_live(Core *core, int64_t records, int64_t bytes) noexcept nogil:
     store_relaxed_64(&core.regions.control.records_live, core.regions.control.records_live + <uint64_t>records)
     store_relaxed_64(&core.regions.control.bytes_live, core.regions.control.bytes_live + <uint64_t>bytes)
+
+
+cdef void leave_out(Core *core, topic_slot *topic, uint64_t unreadable) noexcept nogil:
+    cdef control *all = core.regions.control
+    cdef uint64_t bytes = (<uint64_t>1 << UNREADABLE_BYTES_BITS) - 1, before = topic.unreadable
+    store_relaxed_64(&topic.unreadable, unreadable)
+    store_relaxed_64(&all.records_unreadable, all.records_unreadable + (unreadable >> UNREADABLE_BYTES_BITS) - (before >> UNREADABLE_BYTES_BITS))
+    store_relaxed_64(&all.bytes_unreadable, all.bytes_unreadable + (unreadable & bytes) - (before & bytes))
 
 
 cdef void came_to_bytes(Core *core, topic_slot *topic, int64_t bytes) noexcept nogil:

@@ -40,6 +40,9 @@ def suspect(shared: Shared, number: int, serial: int, suspicion: int) -> bool:
 def unreadable(shared: Shared, number: int) -> list[tuple[int, int, int, int]]:
     """What a reader can not have any more of a file's live records: [(slot, topic id, records, bytes)], by topic."""
 
+def left_out(shared: Shared) -> list[tuple[int, int]]:
+    """The topics whose counts leave something out: [(slot, topic id)]."""
+
 def set_unreadable(core: EngineCore, slot: int, topic_id: int, records: int, size: int) -> None:
     """Say how many of a topic's live records, and of their bytes, the disk has damaged."""
 

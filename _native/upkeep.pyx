@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, load_relaxed_64, store_relaxed_64, store_release_32
+from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, load_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport ColdWindows, cold_window_put, cold_windows_new
 from topicsd._native.engine_core cimport EngineCore
 from topicsd._native.layout cimport (
@@ -21,7 +21,7 @@ from topicsd._native.sealed cimport (
     segment_file_dropped,
 )
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
-from topicsd._native.topics cimport touch
+from topicsd._native.topics cimport leave_out, touch
 
 File = namedtuple("File", "number serial kind topic_id name edition bytes")
 Live = namedtuple("Live", "live live_bytes seqs")
@@ -111,6 +111,18 @@ cdef int _count_unreadable(const Regions *regions, const Rows *rows, const segme
     out.records += found + without
     out.bytes += without * size
     return 0
+
+
+def left_out(Shared shared not None):
+    """Return [(slot, topic id)] of the topics whose counts leave something out."""
+    cdef uint64_t slot
+    cdef const topic_slot *topic
+    cdef list out = []
+    for slot in range(load_acquire_64(&shared.r.control.table_high)):
+        topic = &shared.r.table[slot]
+        if load_relaxed_64(&topic.unreadable) and load_relaxed_64(&topic.topic_id):
+            out.append((slot, load_relaxed_64(&topic.topic_id)))
+    return out
 
 
 def unreadable(Shared shared not None, uint32_t number):
@@ -362,7 +374,7 @@ def set_unreadable(EngineCore core not None, uint32_t slot, uint64_t topic_id, u
     cdef uint64_t most = (<uint64_t>1 << UNREADABLE_BYTES_BITS) - 1
     records = min(records, (<uint64_t>1 << (64 - UNREADABLE_BYTES_BITS)) - 1)
     if topic.topic_id == topic_id:
-        store_relaxed_64(&topic.unreadable, records << UNREADABLE_BYTES_BITS | min(size, most))
+        leave_out(&core.core, topic, records << UNREADABLE_BYTES_BITS | min(size, most))
 
 
 def missed(EngineCore core not None):

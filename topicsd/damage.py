@@ -61,9 +61,10 @@ class Damage:
         self._told: set[Key] = set()
         self._log_found: dict[Path, list[LogDamage]] = {}  # by the shard's folder
         self._met = self._log_met = 0
-        self._generation = shared.generation
+        self._generation = -1  # a keeper that has died may have found something
         self._count_at_ms = 0
         self._shown: set[tuple[int, int]] = set()  # (slot, topic id) whose counts leave something out
+        self._counted: dict[tuple[int, int], int] = {}  # (number, serial) of a damaged file -> records that nobody can read
         self._verifier = Verifier()
 
     # ---- what is found -----------------------------------------------------------------------------------------------------------
@@ -121,11 +122,13 @@ class Damage:
         if self.shared.generation != self._generation:
             self._generation = self.shared.generation
             self._suspect_again()
-            self.log_is_suspect = self.log_is_suspect or bool(self._log_found)
+            self.log_is_suspect = self.log_is_suspect or self.figures.get("log_damaged") > 0
+            self._shown |= set(upkeep.left_out(self.shared))
         met = self.shared.get("damage_met")
         if met != self._met:
             for file in upkeep.suspects(self.shared, MET):
                 self.look_at(file)
+            self._tell()  # what a keeper that has died had found may be gone
             self._met = met
             self.figures.set("damage_looked", met)
         log_met = self.shared.get("log_damage_met")
@@ -139,8 +142,9 @@ class Damage:
             self._count_at_ms = mono_ms + max(COUNT_EVERY_MS, int(COUNT_SHARE * 1000 * (time.monotonic() - started_s)))
 
     def _suspect_again(self) -> None:
-        """Another writer numbers the files anew, and knows nothing of them."""
+        """Another writer numbers the files anew, and knows nothing of them; another keeper knows of the files alone."""
         known = {one for one in {**self._before, **self._found}.values() if one is not None}
+        known |= {identity(file) for file in upkeep.suspects(self.shared, DAMAGED)}
         for file in upkeep.listed(self.shared) if known else []:
             if identity(file) in known:
                 upkeep.suspect(self.shared, file.number, file.serial, MET)
@@ -204,7 +208,8 @@ class Damage:
         damaged = upkeep.suspects(self.shared, DAMAGED)
         in_cold = [file for file in damaged if file.kind == COLD] if self.cold is not None else []
         alive = dict(upkeep.tally(self.shared)) if in_cold else {}
-        unreadable = [upkeep.unreadable(self.shared, file.number) for file in damaged if file not in in_cold]
+        unreadable = [self._unreadable(file) for file in damaged if file not in in_cold]
+        self._counted = {(file.number, file.serial): self._counted.get((file.number, file.serial), 0) for file in damaged}
         unreadable += [self.cold.of(file, alive.get(file.number)) for file in in_cold if self.cold is not None]
         for slot, topic_id, records, size in chain(log_damage.unreadable(self.shared), *unreadable):
             total = totals.setdefault((slot, topic_id), [0, 0])
@@ -214,6 +219,15 @@ class Damage:
         for first in range(0, len(told), TOPICS_A_CALL):
             self.show(told[first : first + TOPICS_A_CALL])
         self._shown = set(totals)
+
+    def _unreadable(self, file: File) -> list[tuple[int, int, int, int]]:
+        """What of a file no reader can have. No read tells of damage in a file of which some is known: when there is more, it is looked at again."""
+        rows = upkeep.unreadable(self.shared, file.number)
+        records = sum(row[2] for row in rows)
+        if records > self._counted.setdefault((file.number, file.serial), records):
+            self.look_at(file)
+        self._counted[file.number, file.serial] = records
+        return rows
 
 
 def places_of(folder: Path) -> Callable[[LogDamage], tuple[int, int]]:
