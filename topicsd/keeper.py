@@ -27,6 +27,7 @@ from topicsd.figures import Figures
 from topicsd.limits import LOG_SHARDS_MAX
 from topicsd.relocate import Relocation, Retain
 from topicsd.room import NO_ROOM, Reserve, free_bytes, full_bytes, segment_bytes, wanted_bytes
+from topicsd.room_notes import FULL, NOTHING_FITS, WAITS, RoomNotes
 from topicsd.segments.cold import ColdError
 from topicsd.segments.cold_counts import ColdCounts
 from topicsd.segments.cold_tier import open_tier
@@ -166,6 +167,7 @@ class Keeper:
         self.reserve = Reserve(settings.data_dir, wanted_bytes(settings))
         self.rounds.give = self.reserve.give
         self.full_bytes = full_bytes(settings)
+        self.notes = RoomNotes()
         self.cpus = Cpus()
         self.flood = Flood(shared)
         self.upkeep = Upkeep(
@@ -243,9 +245,21 @@ class Keeper:
         return True
 
     def _tell_room(self, done: Done) -> None:
-        if bool(done.no_room) != bool(self.figures.get("seal_no_room")):
-            log.warning("no room to seal" if done.no_room else "there is room to seal again")
         self.figures.set("seal_no_room", int(bool(done.no_room)))
+        self.notes.note(self._held_up(done), lambda: self._room_numbers(done))
+
+    def _held_up(self, done: Done) -> str:
+        """Say what a full disk kept a round from; "": nothing."""
+        if done.no_room:
+            return NOTHING_FITS
+        if done.waits:
+            return WAITS
+        refuses = any(int(str(self.shared.shard(number)["read_only"])) in NO_ROOM for number in range(LOG_SHARDS_MAX))
+        return FULL if refuses and not done.segments else ""
+
+    def _room_numbers(self, done: Done) -> dict[str, int]:
+        free, held = free_bytes(str(self.settings.data_dir)), self.reserve.held()
+        return {"tails": done.no_room or done.waits, "free_bytes": free, "set_aside_bytes": held, "to_set_aside_bytes": self.reserve.missing()}
 
     def _seal_wanted(self) -> None:
         for slot, topic_id in self.line.call({"op": "segment.wanted"})["topics"]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from topicsd import errors, keeper, limits
+from topicsd import errors, keeper, limits, room_notes
 from topicsd.api import sealing
 from topicsd.figures import Figures
 from topicsd.keeper import BEHIND_BYTES_MAX, FLOOD_BYTES_MAX, LOOK_S, PACE, Flood, Keeper, Line, RefusedError
+from topicsd.room_notes import FULL, NOTHING_FITS, OVER, WAITS, RoomNotes
 from topicsd.segments.sealing import MIB, Done, Policy
 
 
@@ -200,12 +201,46 @@ def test_who_asks_for_a_topic_to_be_sealed_is_told_that_the_disk_is_full(monkeyp
     context: Any = SimpleNamespace(figures=figures, calls=SimpleNamespace(call=call))
     assert asyncio.run(sealing.seal(context, "t"))["sealed"] is False
     one = Keeper.__new__(Keeper)
-    one.figures = figures
+    one.figures, one.notes = figures, SimpleNamespace(note=lambda _why, _numbers: None)  # type: ignore[assignment]
+    one.shared = SimpleNamespace(shard=lambda _number: {"read_only": 0})  # type: ignore[assignment]
     one._tell_room(Done(no_room=1))
     with pytest.raises(errors.StorageReadOnly, match="no room"):
         asyncio.run(sealing.seal(context, "t"))
     one._tell_room(Done())
     assert asyncio.run(sealing.seal(context, "t"))["sealed"] is False
+
+
+def test_a_keeper_that_a_full_disk_holds_up_says_so_at_once_and_once_a_minute_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now_s, told, read_only = [1000.0], list[tuple[str, dict[str, Any]]](), [0]
+    one = Keeper.__new__(Keeper)
+    one.figures, one.notes = Figures(), RoomNotes(lambda: now_s[0])
+    one.settings = SimpleNamespace(data_dir=tmp_path)  # type: ignore[assignment]
+    one.shared = SimpleNamespace(shard=lambda number: {"read_only": read_only[0] if number == 1 else 0})  # type: ignore[assignment]
+    one.reserve = SimpleNamespace(held=lambda: 5, missing=lambda: 7)  # type: ignore[assignment]
+    monkeypatch.setattr(room_notes.log, "warning", lambda event, **fields: told.append((event, fields)))
+
+    def lines(done: Done, seconds: float, every_s: float = 0.25) -> list[str]:
+        told.clear()
+        for _ in range(int(seconds / every_s)):
+            one._tell_room(done)
+            now_s[0] += every_s
+        return [event for event, _fields in told]
+
+    assert lines(Done(), 10) == lines(Done(segments=3), 10) == [], "nothing is wrong"
+    for done, why in ((Done(waits=2), WAITS), (Done(no_room=2), NOTHING_FITS)):
+        assert lines(done, 59.5) == [why], "at once, and not again within a minute"
+        assert told[0][1]["tails"] == 2 and (told[0][1]["set_aside_bytes"], told[0][1]["to_set_aside_bytes"]) == (5, 7)
+        assert told[0][1]["free_bytes"] > 0 and "delete" in told[0][1]["helps"], "who reads it learns what can be done"
+        assert lines(Done(segments=1), 1) + lines(done, 1) == [why], "a round that sealed in between is no end; a minute has passed"
+        assert lines(done, 120) == [why] * 2
+        assert lines(Done(), 60) == [OVER], "once"
+    read_only[0] = errno.ENOSPC
+    assert lines(Done(), 1) == [FULL], "nothing is sealed any more, and the log has no room"
+    assert lines(Done(segments=1), 4) == [], "it makes room"
+    read_only[0] = errno.EIO
+    assert lines(Done(), 10) == [OVER], "another failure is the writer's to tell"
 
 
 def test_what_is_made_anew_on_a_full_disk_has_room_of_what_was_set_aside_or_is_left(tmp_path: Path) -> None:
