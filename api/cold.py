@@ -58,7 +58,7 @@ class ColdTier:
 
     def __init__(self, shared: Shared, settings: Settings, figures: Figures, open_store: Callable[[str], Cold] | None = None) -> None:
         self.shared, self.settings, self.figures = shared, settings, figures
-        self._open_store = open_store or (lambda place: open_tier(place, settings.data_dir))
+        self._open_store = open_store or (lambda place: open_tier(place, settings.data_dir, look=False))
         self._limits = ColdLimits(cache_bytes=READER_CACHE_BYTES, wait_ms=settings.cold_wait_ms)
         self._reader: ColdReader | None = None
         self._open_at_s = 0.0

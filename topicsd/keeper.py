@@ -299,7 +299,7 @@ class Keeper:
     def _relocation(self, figures: Figures) -> Relocation | None:
         settings, line = self.settings, self.line
         try:
-            cold = open_tier(settings.cold_dir or "", settings.data_dir, keeps=True)
+            cold = open_tier(settings.cold_dir or "", settings.data_dir, keeps=True, look=False)
         except ColdError as wrong:
             log.error("no cold tier", why=str(wrong))
             return None

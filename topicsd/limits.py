@@ -123,6 +123,7 @@ REWRITE_LOOK_MS = 60_000  # between two looks for files of which next to nothing
 ORPHAN_AGE_MS_MIN = 3_600_000  # a file that nobody speaks of is told when it is so old: a younger one may be about to be published
 HOT_RETAIN_SEGMENTS = 8  # of each topic, where there is a cold tier
 COLD_WAIT_MS = 2000  # a read waits for the cold tier for so long; then it is refused by 503
+COLD_FETCH_MS = 15_000  # then a request to the tier is given up, whatever its thread does: an object store's client ends one after 10 s
 COLD_FETCHES_MAX = 64  # of one request: each brings at least what the next record needs
 SEAL_WAIT_S_MAX = 30.0  # of a request that asks for a topic to be sealed
 # Of an export. The keeper takes all that wait when it looks, some times a second; what had no turn among so many is asked for once more, by a few.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.segment_build import Writer
 from topicsd.segments import cold, names
 from topicsd.segments.cold import Cold, ColdError, ColdMissingError, FolderCold, open_cold
-from topicsd.segments.cold_reader import BLOCK_BYTES, ColdLimits, ColdReader, ColdUnavailableError
+from topicsd.segments.cold_reader import BLOCK_BYTES, STUCK_MAX, ColdLimits, ColdReader, ColdUnavailableError
 from topicsd.segments.names import Name, name_of
 
 ROWS = [Row(1 + k, 100 + k, frame.entry(frame.Record(b'"%s"' % (b"%d" % k * 20), None, b"t"))) for k in range(300)]
@@ -271,8 +272,8 @@ def slow() -> Iterator[Slow]:
     store.go.set()
 
 
-def reader_of(store: Slow, now: list[int] | None = None, **limits: int) -> ColdReader:
-    return ColdReader(store, ColdLimits(**limits), *([lambda: now[0]] if now is not None else []))  # type: ignore[arg-type]
+def reader_of(store: Any, now: list[int] | None = None, **limits: int) -> ColdReader:
+    return ColdReader(store, ColdLimits(**limits), *([lambda: now[0]] if now is not None else []))
 
 
 def test_ranges_are_read_across_blocks_and_again_from_the_cache(slow: Slow) -> None:
@@ -357,3 +358,139 @@ def test_a_failing_store_is_unavailable_and_a_missing_object_is_not(slow: Slow) 
     with pytest.raises(ColdMissingError):
         reader.read("missing", 0, 1)
     assert reader.read("x", 0, 1) == slow.raw[:1], "a missing object refuses nobody else"
+
+
+class Stuck:
+    """A store of which some objects hang: a read of one never returns, whatever happens to the store, unless `release` is called."""
+
+    def __init__(self) -> None:
+        self.hung: set[str] = set()
+        self.reads: list[str] = []
+        self.holds: list[threading.Event] = []
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        self.reads.append(name)
+        if name in self.hung or "*" in self.hung:
+            self.holds.append(threading.Event())
+            self.holds[-1].wait(120)
+        return name.encode()
+
+    def release(self) -> None:
+        for hold in self.holds:
+            hold.set()
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    store = Stuck()
+    yield store
+    store.release()
+
+
+def asked(reader: ColdReader, stuck: Stuck, name: str) -> Future[bytes] | None:
+    """Ask, and go on once the store has been asked; None: it was not."""
+    before = len(stuck.reads)
+    try:
+        future = reader.submit(name, 0, 1)
+    except ColdUnavailableError:
+        return None
+    end_s = time.monotonic() + 30
+    while len(stuck.reads) == before and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert len(stuck.reads) == before + 1
+    return future
+
+
+def test_an_object_whose_read_never_returns_is_asked_again_once_its_time_is_up(stuck: Stuck) -> None:
+    now = [0]
+    reader = reader_of(stuck, now, wait_ms=1000, retry_ms=5000, fetch_ms=15_000)
+    stuck.hung.add("x")
+    held = asked(reader, stuck, "x")
+    assert held is not None
+    now[0] = 14_999
+    assert reader.submit("x", 0, 1) is not held and len(stuck.reads) == 1, "who asks meanwhile waits for the same read"
+    now[0] = 15_000
+    with pytest.raises(ColdUnavailableError) as told:
+        reader.submit("x", 0, 1)
+    assert told.value.retry_after_s >= 1
+    with pytest.raises(ColdUnavailableError):
+        held.result(10)
+    assert asked(reader, stuck, "y") is not None, "what does not hang is served"
+    stuck.hung.clear()  # the store is back; the thread stays where it is
+    now[0] = 20_000
+    again = asked(reader, stuck, "x")
+    assert again is not None and again.result(10) == b"x"
+    assert reader.stuck() == 1
+    stuck.release()
+    until_so(lambda: reader.stuck() == 0)
+    assert reader.read("x", 0, 1) == b"x" and len(stuck.reads) == 3
+    reader.close()
+
+
+def threads() -> int:
+    return sum(thread.name == "cold" for thread in threading.enumerate())
+
+
+def until_so(check: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def test_a_store_that_hangs_for_days_is_asked_less_and_less_often_and_holds_few_threads(stuck: Stuck) -> None:
+    now = [0]
+    reader = reader_of(stuck, now, threads=4, wait_ms=1000, retry_ms=5000, fetch_ms=15_000)
+    stuck.hung.add("*")
+    day_ms, n, before = 86_400_000, 0, threads()
+    while now[0] < 2 * day_ms:
+        now[0] += 1000 if now[0] < 600_000 else 60_000
+        n += 1
+        asked(reader, stuck, f"x{n}")  # always another object
+        assert reader.stuck() <= STUCK_MAX and threads() - before <= STUCK_MAX + 4
+    assert 10 < len(stuck.reads) <= 60, "it is asked again, and not all the time"
+    began = now[0]
+    stuck.hung.clear()
+    while (future := asked(reader, stuck, "y")) is None:
+        now[0] += 60_000
+    assert future.result(10) == b"y" and now[0] - began <= day_ms / 2 + 60_000, "within a quarter of the time that it hung"
+    for n in range(20):
+        now[0] += 1
+        assert asked(reader, stuck, f"z{n}") is not None, "all is as before"
+    reader.close()
+
+
+def test_however_many_objects_hang_threads_are_bounded_and_the_others_are_served(stuck: Stuck) -> None:
+    now = [0]
+    reader = reader_of(stuck, now, threads=4, wait_ms=1000, retry_ms=5000, fetch_ms=15_000)
+    before = threads()
+    stuck.hung.update(f"x{n}" for n in range(2 * STUCK_MAX))
+    for n in range(2 * STUCK_MAX):
+        asked(reader, stuck, f"x{n}")
+        now[0] += 20_000
+        answer = asked(reader, stuck, f"y{n}")
+        if reader.stuck() < STUCK_MAX:
+            assert answer is not None and answer.result(10) == b"y"
+        assert reader.stuck() <= STUCK_MAX and threads() - before <= STUCK_MAX + 4
+    assert reader.stuck() == STUCK_MAX
+    stuck.release()
+    until_so(lambda: reader.stuck() == 0)
+    stuck.hung.clear()
+    for name in ("x1", f"x{STUCK_MAX + 9}"):
+        now[0] += 86_400_000
+        assert reader.read(name, 0, 1) == b"x", "asked again, or come in the end"
+    reader.close()
+
+
+def test_what_a_read_brings_that_was_given_up_is_kept(stuck: Stuck) -> None:
+    now = [0]
+    reader = reader_of(stuck, now, fetch_ms=15_000)
+    stuck.hung.add("x")
+    held = asked(reader, stuck, "x")
+    now[0] = 15_000
+    reader.give_up_late()
+    assert held is not None and held.done() and reader.stuck() == 1
+    stuck.release()
+    until_so(lambda: reader.stuck() == 0)
+    assert reader.read("x", 0, 1) == b"x" and len(stuck.reads) == 1, "a slow store is served in the end"
+    reader.close()

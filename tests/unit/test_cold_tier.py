@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -376,6 +377,50 @@ def test_a_store_that_does_not_answer_leaves_the_counts_as_they_are_and_keeps_no
     answers.set()
     until(lambda: (care.step(15_000, 0), library.state("t")["count"])[1] == 300)
     care.damage.cold.close()
+
+
+def test_a_count_whose_read_never_comes_back_is_made_by_another_thread(library: Library, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    move(library, keeper_of(library, place))
+    leave(library)
+    lost = next(file for file in upkeep.listed(library.shared) if file.name == 1)
+    upkeep.suspect(library.shared, lost.number, lost.serial, upkeep.MET)
+    ruin(sorted(place.rglob("*.data"))[0], "missing")
+    cold, asked, never, now_s = open_tier(str(place), Path(library.directory)), list[str](), threading.Event(), [0.0]
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        asked.append(name)
+        if len(asked) == 1:
+            never.wait(120)
+        return cold.read(name, offset, length)
+
+    care = library.upkeep()
+    care.damage.cold = ColdCounts(library.shared, SimpleNamespace(read=read), lambda: int(now_s[0] * 1000))  # type: ignore[arg-type]
+    care.step(0, 0)
+    until(lambda: len(asked) == 1)
+    now_s[0] = 60.0
+    care.step(60_000, 0)
+    now_s[0] = 120.0
+    steps = itertools.count(120_000, 3000)
+    until(lambda: (care.step(next(steps), 0), library.state("t")["count"])[1] == 300)
+    never.set()
+    care.damage.cold.close()
+
+
+def test_a_tier_is_opened_without_looking_at_its_place(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, looked = tmp_path / "cold", list[str]()
+    stat = Path.stat
+
+    def look(self: Path, **options: Any) -> Any:
+        if self.is_relative_to(place):
+            looked.append(threading.current_thread().name)
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", look)
+    open_tier(str(place), Path(library.directory), look=False)
+    assert not looked, "a mount that hangs holds up whoever looks at it"
+    open_tier(str(place), Path(library.directory))
+    assert looked, "a command tells at once what is wrong"
 
 
 def test_the_first_record_behind_a_lost_object_is_known_without_asking_the_tier(library: Library, tmp_path: Path) -> None:

@@ -163,11 +163,16 @@ class ObjectCold:
         yield from (found.name for found in self._call(prefix, self._store.listed))
 
 
-def open_cold(place: str, files: FileSystem | None = None, **config: Any) -> Cold:
-    """Open what TOPICS_COLD_DIR names: a folder's path or an object store's URL. A folder is made when something is put. Raises ColdError."""
+def open_cold(place: str, files: FileSystem | None = None, *, look: bool = True, **config: Any) -> Cold:
+    """Open what TOPICS_COLD_DIR names: a folder's path or an object store's URL. A folder is made when something is put. Raises ColdError.
+
+    `look`: whether the folder is looked at, to tell at once what is wrong with it. A mount that hangs holds up whoever looks.
+    """
     if len(urlsplit(place).scheme) > 1:
         return ObjectCold(place, **config)
     root = Path(place)
+    if not look:
+        return FolderCold(root, files)
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
             raise ColdError(f"{place} is no folder")

@@ -5,6 +5,8 @@ The object is fetched in a thread, piece by piece; what a store that does not an
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -35,15 +37,16 @@ class Coming(NamedTuple):
 class ColdCounts:
     """One thread, the keeper's."""
 
-    def __init__(self, shared: Shared, cold: Cold) -> None:
+    def __init__(self, shared: Shared, cold: Cold, mono_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
         self._shared = shared
-        self._reader = ColdReader(cold, replace(ColdLimits(), cache_bytes=CACHE_BYTES, threads=1))
+        self._reader = ColdReader(cold, replace(ColdLimits(), cache_bytes=CACHE_BYTES, threads=1), mono_ms)
         self._known: dict[Key, tuple[object, list[Row]]] = {}  # what was alive then, and the count
         self._coming: Coming | None = None
         upkeep.cold_attach(shared, CACHE_BYTES)
 
     def arrived(self) -> bool:
         """Tell whether something has come that a count has waited for."""
+        self._reader.give_up_late()
         return self._coming is not None and self._coming.future.done()
 
     def of(self, file: File, alive: Live | None) -> list[Row]:
@@ -76,7 +79,7 @@ class ColdCounts:
         coming = self._coming
         if coming is None:
             return True
-        if not coming.future.done():
+        if not self.arrived():
             return False
         self._coming = None
         try:

@@ -1,11 +1,16 @@
 """Read from the cold tier in threads, with a cache of blocks, a bound on what waits, and an answer in time whatever the store does.
 
-A thread that hangs in the store stays there until the store's own timeout; it is one of `threads`, and no reader waits for it longer than
-`wait_ms`. When the store has failed or all threads hang, further reads are refused at once for `retry_ms`, then one may try again.
+No reader waits longer than `wait_ms`. When the store has failed or all `threads` hang, further reads are refused at once for `retry_ms`, then one
+may try again.
+
+A request that has not come back after `fetch_ms` is given up: its readers are refused, another thread takes the place of the one that hangs in the
+store, and the object may be asked for again. Nobody can end such a thread, so there are STUCK_MAX of them at most: an object, or a store of which
+nothing came back `threads` times in a row, is asked again only after a quarter of the time for which it hangs. What comes back in the end is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,12 +20,18 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
+import structlog
+
+from topicsd import limits as bounds
 from topicsd.segments.cold import Cold, ColdError, ColdMissingError
 
 BLOCK_BYTES = 256 << 10
 RUN_BLOCKS_MAX = 16  # blocks that are missing in a row are one request of at most 4 MiB
+STUCK_MAX = 64  # threads of given-up requests: as many as HUNG_SHARE makes of a store that hangs for months
+HUNG_SHARE = 4
 
 Key = tuple[str, int]
+log = structlog.get_logger("cold")
 
 
 class ColdUnavailableError(ColdError):
@@ -40,6 +51,7 @@ class ColdLimits:
     waiting_max: int = 256  # blocks asked for and not there yet
     wait_ms: int = 2000  # longest time a read takes
     retry_ms: int = 5000
+    fetch_ms: int = bounds.COLD_FETCH_MS  # longest time a request to the store takes; never less than a read
 
 
 @dataclass
@@ -51,6 +63,25 @@ class ColdNumbers:
     bytes: int = 0
     failures: int = 0
     refused: int = 0
+    given_up: int = 0
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A request that a thread has taken to the store."""
+
+    name: str
+    run: list[int]  # blocks in a row
+    began_ms: int
+    given_up: bool = False
+
+
+@dataclass
+class Hang:
+    """An object, or a store, that does not answer."""
+
+    since_ms: int
+    again_ms: int  # before that it is not asked
 
 
 class ColdReader:
@@ -65,10 +96,14 @@ class ColdReader:
         self._cache: OrderedDict[Key, bytes] = OrderedDict()
         self._cached_bytes = 0
         self._coming: dict[Key, Future[bytes]] = {}
-        self._busy: dict[int, int] = {}  # thread number -> when it went into the store
+        self._busy: list[Fetch] = []
+        self._threads = 0  # those that hang with what was given up are not counted
+        self._stuck = 0
+        self._hung: dict[str, Hang] = {}  # by object
+        self._hung_in_a_row = 0  # given up since something last came back
+        self._store_hangs: Hang | None = None
         self._refuse_until_ms = 0
         self._tasks: queue.SimpleQueue[tuple[str, list[int]] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
 
     # ---- asking
 
@@ -83,10 +118,11 @@ class ColdReader:
     def submit(self, name: str, begin: int, end: int) -> Future[bytes]:
         """The same as a future. Whoever stops waiting for it calls `timed_out`. Raises ColdUnavailableError when there is no use in waiting."""
         first, last = begin // BLOCK_BYTES, max(end - 1, begin) // BLOCK_BYTES
+        self.give_up_late()
         with self._lock:
             parts, missing = self._look(name, first, last)
             if missing:
-                self._refuse_if_hopeless(len(missing))
+                self._refuse_if_hopeless(name, len(missing))
                 self._ask(name, missing)
         return _joined(parts, begin - first * BLOCK_BYTES, end - begin)
 
@@ -94,6 +130,24 @@ class ColdReader:
         """A reader has given up: refuse others for a while."""
         with self._lock:
             self._failed()
+
+    def give_up_late(self) -> None:
+        """Give up what has not come back in time. `submit` does; whoever waits for a future for ever calls it now and then."""
+        with self._lock:
+            late = self._late()
+            futures = [future for fetch in late for future in self._give_up(fetch)]
+            if late:
+                futures += self._queued()  # what waits behind them had its time, and might hang as well
+            stuck = self._stuck
+        for fetch in late:
+            log.warning("a read of the cold tier is given up", object=fetch.name, after_ms=self._fetch_ms(), threads_that_hang=stuck)
+        for future in futures:
+            future.set_exception(self._unavailable())
+
+    def stuck(self) -> int:
+        """Return how many threads hang in the store with what was given up."""
+        with self._lock:
+            return self._stuck
 
     def forget(self, name: str) -> None:
         """Drop the blocks of an object that is gone."""
@@ -103,7 +157,7 @@ class ColdReader:
 
     def close(self) -> None:
         """Let the threads end; one that hangs ends with the process."""
-        for _ in self._threads:
+        for _ in range(self._threads):
             self._tasks.put(None)
 
     # ---- under the lock
@@ -130,14 +184,59 @@ class ColdReader:
                 parts.append(missing[block])
         return parts, missing
 
-    def _refuse_if_hopeless(self, wanted: int) -> None:
+    def _refuse_if_hopeless(self, name: str, wanted: int) -> None:
         now = self._mono_ms()
-        stuck = len(self._busy) >= self.limits.threads and min(self._busy.values()) + self.limits.wait_ms <= now
+        stuck = len(self._busy) >= self.limits.threads and min(fetch.began_ms for fetch in self._busy) + self.limits.wait_ms <= now
         if stuck:
             self._failed()
-        if now < self._refuse_until_ms or len(self._coming) + wanted > self.limits.waiting_max:
+        hangs = [hang for hang in (self._hung.get(name), self._store_hangs) if hang is not None]
+        if now < max([self._refuse_until_ms, *(hang.again_ms for hang in hangs)]) or len(self._coming) + wanted > self.limits.waiting_max:
             self.numbers.refused += 1
             raise self._unavailable()
+        for hang in hangs:  # this one tries; the next one when it is known what became of it
+            hang.again_ms = now + self._fetch_ms() + self._pause_ms(hang, now)
+
+    def _fetch_ms(self) -> int:
+        return max(self.limits.fetch_ms, self.limits.wait_ms)
+
+    def _pause_ms(self, hang: Hang, now: int) -> int:
+        return max(self.limits.retry_ms, (now - hang.since_ms) // HUNG_SHARE)
+
+    def _late(self) -> list[Fetch]:
+        now = self._mono_ms()
+        return [fetch for fetch in self._busy if fetch.began_ms + self._fetch_ms() <= now][: max(STUCK_MAX - self._stuck, 0)]
+
+    def _give_up(self, fetch: Fetch) -> list[Future[bytes]]:
+        """Leave a request to its thread; return what its readers wait for."""
+        now = self._mono_ms()
+        fetch.given_up = True
+        self._busy.remove(fetch)
+        self._threads -= 1
+        self._stuck += 1
+        self.numbers.given_up += 1
+        self._hung_in_a_row += 1
+        hang = self._hung.setdefault(fetch.name, Hang(fetch.began_ms, 0))
+        hang.again_ms = now + self._pause_ms(hang, now)
+        if self._hung_in_a_row >= self.limits.threads:
+            store = self._store_hangs = self._store_hangs or Hang(fetch.began_ms, 0)
+            store.again_ms = now + self._pause_ms(store, now)
+        return self._taken(fetch.name, fetch.run)
+
+    def _taken(self, name: str, run: list[int]) -> list[Future[bytes]]:
+        return [self._coming.pop((name, block)) for block in run]
+
+    def _queued(self) -> list[Future[bytes]]:
+        """Take back what no thread has begun."""
+        futures: list[Future[bytes]] = []
+        with contextlib.suppress(queue.Empty):
+            while (task := self._tasks.get_nowait()) is not None:
+                futures += self._taken(*task)
+            self._tasks.put(None)  # of `close`
+        return futures
+
+    def _came_back(self, name: str) -> None:
+        self._hung.pop(name, None)
+        self._hung_in_a_row, self._store_hangs = 0, None
 
     def _ask(self, name: str, missing: dict[int, Future[bytes]]) -> None:
         self._coming.update({(name, block): part for block, part in missing.items()})
@@ -148,10 +247,9 @@ class ColdReader:
                 run = []
             run.append(block)
         self._tasks.put((name, run))
-        if len(self._threads) < self.limits.threads:
-            thread = threading.Thread(target=self._work, args=(len(self._threads),), name="cold", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if self._threads < self.limits.threads:
+            self._threads += 1
+            threading.Thread(target=self._work, name="cold", daemon=True).start()
 
     def _failed(self) -> None:
         self.numbers.failures += 1
@@ -161,6 +259,7 @@ class ColdReader:
         return ColdUnavailableError(max(1, -(-self.limits.retry_ms // 1000)))
 
     def _keep(self, key: Key, block: bytes) -> None:
+        self._cached_bytes -= len(self._cache.pop(key, b""))  # it has come twice, once late
         self._cache[key] = block
         self._cached_bytes += len(block)
         while self._cached_bytes > self.limits.cache_bytes and len(self._cache) > 1:
@@ -168,30 +267,37 @@ class ColdReader:
 
     # ---- the threads
 
-    def _work(self, number: int) -> None:
+    def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            name, run = task
+            fetch = Fetch(*task, self._mono_ms())
             with self._lock:
-                self._busy[number] = self._mono_ms()
+                self._busy.append(fetch)
             raw, wrong = b"", None
             try:
-                raw = self._cold.read(name, run[0] * BLOCK_BYTES, len(run) * BLOCK_BYTES)
+                raw = self._cold.read(fetch.name, fetch.run[0] * BLOCK_BYTES, len(fetch.run) * BLOCK_BYTES)
             except Exception as error:  # a store's library may raise anything; the reader is told, the thread lives on
                 wrong = error
-            self._deliver(number, name, run, raw, wrong)
+            self._deliver(fetch, raw, wrong)
+            if fetch.given_up:
+                return  # another thread has its place
 
-    def _deliver(self, number: int, name: str, run: list[int], raw: bytes, wrong: Exception | None) -> None:
-        blocks = [raw[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES] for at in range(len(run))]
+    def _deliver(self, fetch: Fetch, raw: bytes, wrong: Exception | None) -> None:
+        blocks = [raw[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES] for at in range(len(fetch.run))]
+        futures: list[Future[bytes]] = []
         with self._lock:
-            del self._busy[number]
-            futures = [self._coming.pop((name, block)) for block in run]
+            self._came_back(fetch.name)
+            if fetch.given_up:
+                self._stuck -= 1
+            else:
+                self._busy.remove(fetch)
+                futures = self._taken(fetch.name, fetch.run)
             if wrong is None:
                 self.numbers.bytes += len(raw)
-                for block, content in zip(run, blocks, strict=True):
-                    self._keep((name, block), content)
-            elif not isinstance(wrong, ColdMissingError):
+                for block, content in zip(fetch.run, blocks, strict=True):
+                    self._keep((fetch.name, block), content)
+            elif not isinstance(wrong, ColdMissingError) and futures:
                 self._failed()
-        for future, content in zip(futures, blocks, strict=True):
+        for future, content in zip(futures, blocks, strict=bool(futures)):
             if wrong is None:
                 future.set_result(content)
             else:

@@ -8,6 +8,7 @@ A directory from before there were ids knows its tier by what it has moved there
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -113,8 +114,8 @@ class KnownCold:
         self._believed_until_s = began_s + BELIEVED_S
 
     def _meet(self, first_use: bool) -> None:
-        """The directory remembers no tier."""
-        with self._lock:
+        """The directory remembers no tier. Who only reads marks none, and needs no lock: a read that hangs would hold it for ever."""
+        with self._lock if self.keeps else contextlib.nullcontext():
             if not self._unused:
                 needed = list(self._needed())
                 self._unused = not needed and self.keeps  # whoever moves knows; what another process moves it has to look for
@@ -190,6 +191,6 @@ def was_used(data_dir: Path) -> bool:
     return (data_dir / MEMORY).exists() or (data_dir / PLANNED).exists() or next(flags, None) is not None
 
 
-def open_tier(place: str, data_dir: Path, *, keeps: bool = False) -> KnownCold:
-    """Open a data directory's cold tier. Nothing is made or asked yet. Raises ColdError."""
-    return KnownCold(open_cold(place), data_dir, keeps=keeps)
+def open_tier(place: str, data_dir: Path, *, keeps: bool = False, look: bool = True) -> KnownCold:
+    """Open a data directory's cold tier. Nothing is made yet, and nothing asked unless told to `look` at the place. Raises ColdError."""
+    return KnownCold(open_cold(place, look=look), data_dir, keeps=keeps)
