@@ -17,7 +17,7 @@ FULL = "the log takes no writes: the disk is full"
 OVER = "there is room again"
 HELPS = "delete topics or records, lower caps, or give the disk more room"
 WHAT_HELPS = {
-    NOTHING_FITS: f"what was set aside is used up: {HELPS}",
+    NOTHING_FITS: HELPS,
     WAITS: f"if this does not end by itself: {HELPS}",
     FULL: f"nothing is left to seal that would make room: {HELPS}",
 }
