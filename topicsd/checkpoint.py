@@ -269,7 +269,20 @@ class Checkpoints:
             return True
         if segments.published != self.published or bool(segments.collect()) or bool(self.waiting):
             return True
-        return lags and (segments.published > 0 or self.store.is_full())  # also what was sealed, or deleted, before this start
+        # Also what was sealed, or deleted, before this start.
+        return lags and (segments.published > 0 or (self.store.is_full() and self._has_moved()))
+
+    def _has_moved(self) -> bool:
+        """Tell whether the newest snapshot lets log files go, or the next one may: each one on a full disk takes of what is set aside."""
+        if not self.kept:
+            return True
+        newest, sequencer = self.kept[-1], self.store.sequencer
+        for shard, needed in zip(self.store.shards, newest.needed, strict=False):
+            files = log_walk.list_files(os.fsencode(shard.directory))
+            if len(files) > 1 and files[1].first_position <= needed:
+                return True
+        gone = sequencer.gone
+        return bool(gone and gone[-1][0] > newest.number) or taking.changed_bytes(sequencer, [newest.number])[0] > 0
 
     # ---- take ------------------------------------------------------------------------------------------------------------------
 

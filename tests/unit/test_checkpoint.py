@@ -21,6 +21,7 @@ from topicsd import checkpoint, limits, snapshot
 from topicsd._native.log_walk import LogFormatError
 from topicsd.checkpoint import LAYERS_A_CHAIN
 from topicsd.segments.fsck import fsck
+from topicsd.store import Store
 
 LOG_FILE_BYTES = 1 << 16
 Make = Callable[..., Library]
@@ -944,6 +945,25 @@ def test_a_start_on_a_full_disk_lets_files_go_however_late_it_looks(tmp_path: Pa
         engine.store.heal()
     assert engine.log_files() < held, "what was deleted stands in files that nothing needs behind two snapshots"
     fill(engine, "t", 10, 1000)
+    engine.close()
+
+
+def test_starts_on_a_full_disk_take_no_snapshot_that_lets_nothing_go(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "is_full", lambda _store: True)
+    files = FaultyFiles(tmp_path)
+    engine = Library(str(tmp_path), clock, files=files, file_bytes=LOG_FILE_BYTES, checkpoints=(0, 500))
+    for _ in range(20):
+        fill(engine, "t", 10, 1000)
+    engine.checkpoint()
+    taken = snapshot.numbers(tmp_path)
+    for _ in range(5):
+        engine.kill()
+        files.space = files.used() + (64 << 10)  # what a start takes
+        for _ in range(8):
+            clock.advance(250)
+            engine.store.checkpoints.step()
+            engine.store.heal()
+    assert snapshot.numbers(tmp_path) == taken, "each takes of what is set aside for the next one"
     engine.close()
 
 
