@@ -17,10 +17,45 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define HASH_WIDE_BYTES_MIN 512u /* below, asking for AVX2 would not pay */
 
 #ifdef XXH_DISPATCH_AVX2
+/* xxh3_64 of bytes that are being written: what is there is hashed while it is in the cache. XXH3's own loop, by blocks of a KiB. */
+#define HASH_BLOCK_BYTES (XXH_STRIPE_LEN * ((sizeof(XXH3_kSecret) - XXH_STRIPE_LEN) / XXH_SECRET_CONSUME_RATE))
+
+struct hash_growing {
+    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* what AVX2 asks, whatever the compiler builds for */
+    size_t length, done; /* of all bytes; of those, what is in `acc` */
+};
+
+static inline void hash_growing_begin(struct hash_growing *hash, size_t length) /* at least HASH_WIDE_BYTES_MIN */
+{
+    const xxh_u64 acc[XXH_ACC_NB] = XXH3_INIT_ACC;
+    memcpy(hash->acc, acc, sizeof acc);
+    hash->length = length;
+    hash->done = 0;
+}
+
+static __attribute__((target("avx2"), noinline, unused)) void hash_growing_add(struct hash_growing *hash, const uint8_t *bytes, size_t there)
+{
+    const size_t end = (there < hash->length ? there : hash->length - 1) / HASH_BLOCK_BYTES * HASH_BLOCK_BYTES; /* never the last byte */
+    for (; hash->done < end; hash->done += HASH_BLOCK_BYTES) {
+        XXH3_accumulate_avx2(hash->acc, bytes + hash->done, XXH3_kSecret, HASH_BLOCK_BYTES / XXH_STRIPE_LEN);
+        XXH3_scrambleAcc_avx2(hash->acc, XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN);
+    }
+}
+
+static __attribute__((target("avx2"), noinline, unused)) uint64_t hash_growing_end(struct hash_growing *hash, const uint8_t *bytes)
+{
+    hash_growing_add(hash, bytes, hash->length);
+    XXH3_accumulate_avx2(hash->acc, bytes + hash->done, XXH3_kSecret, (hash->length - 1 - hash->done) / XXH_STRIPE_LEN);
+    XXH3_accumulate_avx2(hash->acc, bytes + hash->length - XXH_STRIPE_LEN,
+                         XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN - XXH_SECRET_LASTACC_START, 1);
+    return XXH3_mergeAccs(hash->acc, XXH3_kSecret + XXH_SECRET_MERGEACCS_START, (xxh_u64)hash->length * XXH_PRIME64_1);
+}
+
 /* The same value by AVX2, which is asked of the machine, not of the compiler. */
 static __attribute__((target("avx2"), noinline, unused)) uint64_t xxh3_64_wide(const void *bytes, size_t length)
 {

@@ -29,6 +29,7 @@ from topicsd._native.work_hot cimport QueueRequest
 cdef enum:
     BODY_NATIVE_MAX = 1 << 20        # a larger body is scanned in a thread, by Falcon
     READ_BYTES = 1 << 16
+    READ_HEAD_BYTES = 1 << 12        # where a large body is expected: what is read with its head is copied
     RAW_KEPT_MAX = 1 << 14
     SPARES_MAX = 16                  # large buffers that a worker keeps for the next large request
     SPARE_BYTES_MAX = 1 << 21
@@ -90,6 +91,7 @@ cdef class Hub(Port):
     cdef bytes prefixes
     cdef bytearray read_memory
     cdef object read_view
+    cdef object head_view            # its beginning
     cdef uint8_t *read_at
     cdef Call *calls[RING_DESCRIPTORS]
     cdef Call *free_calls

@@ -75,6 +75,7 @@ cdef class Hub(Port):
         self.parse_refusals = dict(REFUSALS)
         self.read_memory = bytearray(READ_BYTES)
         self.read_view = memoryview(self.read_memory)
+        self.head_view = self.read_view[:READ_HEAD_BYTES]
         self.read_at = self.read_memory
         self.touched = []
         self.generation = load_acquire_64(&shared.r.control.generation)

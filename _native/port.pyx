@@ -4,7 +4,6 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from topicsd._native.atomics cimport and_64, fence_seq_cst, load_acquire_64, or_64
-from topicsd._native.hash cimport xxh3_64
 from topicsd._native.layout cimport (
     COMMAND_APPEND, COMMAND_CALL, COMMAND_FREE, FRAME_APPEND, FRAME_FLAG_KEY, FRAME_HEADER_BYTES, FRAME_MAGIC, NO_SLOT, OUTCOME_UNKNOWN,
     completion, frame_header)
@@ -12,7 +11,7 @@ from topicsd._native.regions cimport RING_LIVE, Shared
 from topicsd._native.ring cimport (
     RING_FULL, RING_TOO_LARGE, Ring, completion_done, completion_next, dirty_next, dirty_overflowed, ring_adopt, ring_arm, ring_claim,
     ring_commit, ring_commit_quietly, ring_writer)
-from topicsd._native.scan cimport SCAN_KEY_BYTES_MAX, Write, WriteRequest, encode_write, encoded_write_bytes, write_key_bytes
+from topicsd._native.scan cimport SCAN_KEY_BYTES_MAX, Write, WriteRequest, encode_write_hashed, encoded_write_bytes, write_key_bytes
 
 cdef extern from "ring.h" nogil:
     void ring_bell(int fd)
@@ -43,9 +42,8 @@ cdef void encode_frame(uint8_t *at, uint64_t length, uint64_t topic_id, const Wr
     header.flags = FRAME_FLAG_TOLD | (FRAME_FLAG_KEY if write_key_bytes(request, header_key_bytes) else 0)
     header.count = request.count
     header.topic_id = topic_id
-    encode_write(request, header_key, header_key_bytes, at + FRAME_HEADER_BYTES)
+    encode_write_hashed(request, header_key, header_key_bytes, at + FRAME_HEADER_BYTES, &header.xxh3)
     header.synced = request.payload_bytes
-    header.xxh3 = xxh3_64(at + FRAME_HEADER_BYTES, length - FRAME_HEADER_BYTES)
 
 
 cdef int submit_append_quietly(Ring *ring, uint32_t slot, uint64_t topic_id, const WriteRequest *request, const uint8_t *header_key,

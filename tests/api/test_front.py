@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import xxhash
 
 from bodies.raw_requests import request
 from fakes.front_house import FrontHouse
@@ -330,3 +332,86 @@ def test_what_one_front_left_behind_never_reaches_another_client(house):
     other.send(APPEND)
     house.settle()
     assert len(firsts(one.received())) == len(firsts(other.received())) == 1
+
+
+# ---- large bodies ------------------------------------------------------------------------------------------------------
+
+
+def large(records: int, size: int, first: int = 0) -> bytes:
+    inside = b",".join(b'{"data":"%d-%s","tag":"t"}' % (first + n, b"x" * size) for n in range(records))
+    return request(b"POST", b"/v0/topics/t", JSON, body=b'{"records":[' + inside + b'],"node":"n"}')
+
+
+def numbers(payload: bytes) -> list[int]:
+    return [int(n) for n in re.findall(rb'"(\d+)-x', payload)]
+
+
+def arrive(client, data, pieces):
+    """Let the loop read the first bytes, and the socket hold what comes meanwhile: the front reads that itself."""
+    taken = 0
+    while taken < len(data):
+        room = client.front.get_buffer(-1)
+        size = min(len(room), pieces.pop(0) if pieces else len(data), len(data) - taken)
+        room[:size] = data[taken : taken + size]
+        taken += size
+        held = data[taken : taken + (pieces.pop(0) if pieces else len(data))]
+        taken += client.transport.peer.send(held) if held else 0
+        client.front.buffer_updated(size)
+        while pending(client):
+            room = client.front.get_buffer(-1)
+            size = client.transport.own.recv_into(room)
+            client.front.buffer_updated(size)
+
+
+def pending(client):
+    try:
+        return len(client.transport.own.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return 0
+
+
+@pytest.mark.parametrize("pieces", [[], [1], [4096, 1], [300, 70_000, 3, 16_384], [65_536, 65_536, 1, 40_000, 5, 5, 5], [100_000] * 9])
+def test_a_large_body_is_read_as_a_whole_however_it_comes(house, pieces):
+    client, other = house.connect(), house.connect()
+    for turn in range(4):
+        text = large(700, 300, first=1000 * turn)
+        arrive(client, text, list(pieces))
+        ((token, payload),) = house.submitted()
+        assert numbers(payload) == [1000 * turn + n for n in range(700)]
+        assert xxhash.xxh3_64_intdigest(payload[64:]) == int.from_bytes(payload[56:64], "little"), "the hash of the body, told to the writer"
+        other.send(APPEND)
+        house.answer([token])
+        house.settle()
+        assert len(firsts(client.received())) == len(firsts(other.received())) == 1
+    assert client.lane is None
+
+
+def test_what_comes_behind_a_large_body_is_the_next_request(house):
+    client = house.connect()
+    arrive(client, large(900, 300) + large(1, 5, first=5000) + large(900, 300, first=6000) + STATE, [70_000, 200_000])
+    given = house.settle()
+    assert [numbers(payload) for payload in given] == [list(range(900)), [5000], [6000 + n for n in range(900)]]
+    told = client.received()
+    assert len(firsts(told)) == 3 and told.count(b"HTTP/1.1 200") == 4
+
+
+@pytest.mark.parametrize("wrong", [b'{"date":1}', b'{"data":"\x01"}', b'{"data":1,"data":2}'])
+def test_a_large_body_that_is_wrong_at_its_end_goes_to_falcon_as_it_came(house, wrong):
+    client = house.connect()
+    inside = b",".join(b'{"data":"%s"}' % (b"x" * 300) for _ in range(700))
+    for _turn in range(2):
+        text = request(b"POST", b"/v0/topics/t", JSON, body=b'{"records":[' + inside + b"," + wrong + b"]}")
+        arrive(client, text, [4096, 100_000])
+        assert house.submitted() == [] and client.lane.message == text
+        client.lane.answer(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        arrive(client, large(700, 300), [5000, 60_000])
+        assert [numbers(payload) for payload in house.settle()] == [list(range(700))]
+
+
+def test_a_peer_that_leaves_in_the_middle_of_a_large_body_leaves_nothing(house):
+    for cut in (10_000, 70_000, 150_000):
+        client = house.connect()
+        arrive(client, large(700, 300)[:cut], [4096, cut])
+        assert client.front.eof_received() is False and house.submitted() == []
+        assert client.received().startswith(b"HTTP/1.1 400 ")
+        client.front.connection_lost(None)
