@@ -131,8 +131,8 @@ cdef extern from "scan_impl.h" nogil:
 
 # 0, or a SCAN_* kind, which also stands in out.error.
 cdef int scan_write(const uint8_t *body, size_t length, const WriteLimits *limits, WriteRequest *out) noexcept nogil
-# The same in two steps: `scan_ahead` reads what records are whole of a body that still comes in (and returns how many; after 0 look no more), `scan_rest`
-# all else, once it is there, in the same place or another. A body's outcome is the same whatever was read ahead of it.
+# The same in two steps: `scan_ahead` reads what records are whole of a body that still comes in, and returns how many (after 0 look no more);
+# `scan_rest` reads all else, once it is there, in the same place or another. A body's outcome is the same whatever was read ahead of it.
 cdef uint32_t scan_ahead(const uint8_t *body, size_t have, const WriteLimits *limits, WriteAhead *ahead) noexcept nogil
 cdef int scan_rest(const uint8_t *body, size_t length, const WriteLimits *limits, WriteAhead *ahead, WriteRequest *out) noexcept nogil
 cdef void ahead_free(WriteAhead *ahead) noexcept nogil
