@@ -9,8 +9,7 @@
 # Front reads; hot_routes.pxd and queue_routes.pxd serve; answers.pxd keeps the order and sends; hub.pxd is what all connections of a worker share.
 #
 # A request that does not fit the read buffer is read straight into its connection's `input`, and that becomes the call's `raw` as it is: a large
-# body is copied once, by its encoding into the ring. Large buffers go round in `Hub.spares`. Once its head is known we read it ourselves, a piece
-# at a time, and scan the records of an append in each piece: they are in this core's cache then, and later they would not be.
+# body is copied once, by its encoding into the ring. Large buffers go round in `Hub.spares`. Once its head is known the front reads it itself.
 #
 # Bounds: `input` INPUT_BYTES_MAX beyond one whole request of at most BODY_NATIVE_MAX (then reading pauses), CALLS_MAX calls. A peer that does not
 # read stops the parser, and is cut off after STALL_NS_MAX without progress.
@@ -20,7 +19,6 @@ from libc.stdint cimport uint8_t, uint64_t
 from topicsd._native.answers cimport Answers
 from topicsd._native.http cimport Frame, Head
 from topicsd._native.hub cimport Call
-from topicsd._native.scan cimport WriteAhead
 
 cdef enum:
     INPUT_BYTES_MAX = 1 << 18
@@ -34,9 +32,6 @@ cdef class Front(Answers):
     cdef size_t scanned              # http_head_end's place in the head that comes in
     cdef uint64_t need               # bytes of the request, once its head is known
     cdef bint large                  # the last request did not fit the read buffer: the next one will not either
-    cdef uint64_t ahead_at           # where the body begins in the append that comes in, 0: nothing is to be read ahead
-    cdef uint64_t ahead_seen         # bytes of it at the last look
-    cdef WriteAhead ahead
     cdef bint direct                 # what is read next goes behind `input`, no further than the request does
     cdef Frame frame
     cdef uint64_t head_ns            # the first byte of the head that comes in, 0: none
@@ -45,8 +40,6 @@ cdef class Front(Answers):
     cdef take(self, const uint8_t *at, uint64_t size)
     cdef go_on(self)
     cdef pull(self)
-    cdef void look_ahead(self) noexcept
-    cdef void forget_ahead(self) noexcept
     cdef uint64_t process(self, const uint8_t *at, uint64_t size) except? 0
     cdef uint64_t to_lane(self, const uint8_t *at, uint64_t size) except? 0
     cdef start_lane(self, const uint8_t *at, uint64_t head_bytes, const Head *head)

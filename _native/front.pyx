@@ -21,7 +21,6 @@ from topicsd._native.layout cimport OUTCOME_MOVED
 from topicsd._native.queue_routes cimport answer_work, serve_work
 from topicsd._native.queue_wire cimport OUTCOME_NOT_QUEUE
 from topicsd._native.render cimport buffer_need
-from topicsd._native.scan cimport ahead_free, scan_ahead
 
 cdef extern from "<sys/socket.h>" nogil:
     const int MSG_DONTWAIT
@@ -31,18 +30,13 @@ cdef uint64_t END_NS_MAX = 2 * <uint64_t>SECOND_NS        # a peer has so long t
 cdef uint64_t STALL_NS_MAX = 60 * <uint64_t>SECOND_NS     # a peer that reads nothing for so long is cut off
 
 cdef enum:
-    PIECE_BYTES = 1 << 16           # of a large body at a time: it is still in the second cache when it is scanned
     TURN_BYTES_MAX = 1 << 20        # of one connection, before the others have their turn
-    AHEAD_BYTES_MIN = 1 << 14       # come in between two looks: a record that breaks off is read again
 
 log = structlog.get_logger("front")
 
 
 cdef class Front(Answers):
     """One connection: a BufferedProtocol of asyncio (it is none by class: uvloop asks for `get_buffer` only)."""
-
-    def __dealloc__(self):
-        ahead_free(&self.ahead)
 
     # ---- asyncio's side
 
@@ -134,7 +128,6 @@ cdef class Front(Answers):
         bump(&self.hub.line.connections, -1)
         self.drop_calls()
         self.hold(0)
-        self.forget_ahead()
         if self.hub.output_owner == <void *>self:
             self.hub.output_owner = NULL
         self.input.used = self.input_at = 0
@@ -222,10 +215,9 @@ cdef class Front(Answers):
         cdef ssize_t got
         while self.mode == MODE_HEAD and self.need > self.input.used - self.input_at and self.input.used > self.input_at:
             left = self.need - (self.input.used - self.input_at)
-            self.look_ahead()
             if taken >= <uint64_t>TURN_BYTES_MAX or buffer_need(&self.input, left) != 0:
                 return
-            got = recv(self.fd, self.input.bytes + self.input.used, min(left, <uint64_t>PIECE_BYTES), MSG_DONTWAIT)
+            got = recv(self.fd, self.input.bytes + self.input.used, left, MSG_DONTWAIT)
             if got <= 0:
                 return
             self.input.used += got
@@ -233,21 +225,6 @@ cdef class Front(Answers):
             if <uint64_t>got == left:
                 self.go_on()
                 return
-
-    cdef void look_ahead(self) noexcept:
-        cdef uint64_t have
-        if self.ahead_at == 0:
-            return
-        have = self.input.used - self.input_at - self.ahead_at
-        if have - self.ahead_seen < <uint64_t>AHEAD_BYTES_MIN:
-            return
-        self.ahead_seen = have
-        if scan_ahead(self.input.bytes + self.input_at + self.ahead_at, have, &self.hub.limits, &self.ahead) == 0:
-            self.ahead_at = 0
-
-    cdef void forget_ahead(self) noexcept:
-        self.ahead_at = self.ahead_seen = 0
-        ahead_free(&self.ahead)
 
     cdef go_on(self):
         cdef uint64_t used = self.process(self.input.bytes + self.input_at, self.input.used - self.input_at)
@@ -319,7 +296,6 @@ cdef class Front(Answers):
             if verdict == WAIT_FOR_QUEUE or (verdict == HAND_ON and self.first != NULL):
                 break
             self.hold(0)
-            self.forget_ahead()
             self.head_ns = self.scanned = 0
             self.blank = False
             if verdict == HAND_ON:
@@ -430,11 +406,9 @@ cdef class Front(Answers):
         if head.length and not head.flags & HEAD_JSON:
             return HAND_ON
         if size < head_bytes + head.length:
-            if route == ROUTE_APPEND and self.need == 0:
-                self.ahead_at = head_bytes
             return WAIT_FOR_BYTES
         if route == ROUTE_APPEND:
-            return serve_append(self, at, head_bytes, head, at + name.at, name.bytes, key, flag, &self.ahead)
+            return serve_append(self, at, head_bytes, head, at + name.at, name.bytes, key, flag)
         if route >= ROUTE_CLAIM:
             return serve_work(self, route, at, head_bytes, head, at + name.at, name.bytes, key)
         if route == ROUTE_DIFF:

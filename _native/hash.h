@@ -41,10 +41,15 @@ static inline void hash_growing_begin(struct hash_growing *hash, size_t length) 
 static __attribute__((target("avx2"), noinline, unused)) void hash_growing_add(struct hash_growing *hash, const uint8_t *bytes, size_t there)
 {
     const size_t end = (there < hash->length ? there : hash->length - 1) / HASH_BLOCK_BYTES * HASH_BLOCK_BYTES; /* never the last byte */
-    for (; hash->done < end; hash->done += HASH_BLOCK_BYTES) {
-        XXH3_accumulate_avx2(hash->acc, bytes + hash->done, XXH3_kSecret, HASH_BLOCK_BYTES / XXH_STRIPE_LEN);
-        XXH3_scrambleAcc_avx2(hash->acc, XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN);
+    size_t at = hash->done;
+    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* in registers: through the pointer each stripe would wait for the one before */
+    memcpy(acc, hash->acc, sizeof acc);
+    for (; at < end; at += HASH_BLOCK_BYTES) {
+        XXH3_accumulate_avx2(acc, bytes + at, XXH3_kSecret, HASH_BLOCK_BYTES / XXH_STRIPE_LEN);
+        XXH3_scrambleAcc_avx2(acc, XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN);
     }
+    memcpy(hash->acc, acc, sizeof acc);
+    hash->done = at;
 }
 
 static __attribute__((target("avx2"), noinline, unused)) uint64_t hash_growing_end(struct hash_growing *hash, const uint8_t *bytes)

@@ -13,7 +13,6 @@ from libc.string cimport memcmp
 from topicsd._native.answers cimport Answers
 from topicsd._native.http cimport Head
 from topicsd._native.hub cimport Call
-from topicsd._native.scan cimport WriteAhead
 
 cdef enum:                           # what becomes of a request
     SERVED = 0
@@ -24,7 +23,7 @@ cdef enum:                           # what becomes of a request
 # Remember a call that stands in the ring, let it wait in its connection's queue, and see that the writer hears of it.
 cdef submitted_call(Answers line, Call *call)
 cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key,
-                      bint return_seqs, WriteAhead *ahead) except -1      # ahead: what was read of its body already, maybe nothing
+                      bint return_seqs) except -1
 cdef int serve_diff(Answers line, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes,
                     int64_t key) except -1
 cdef int serve_state(Answers line, const uint8_t *at, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key, bint touch) except -1

@@ -12,7 +12,7 @@ from topicsd._native.port cimport completed, submit_append_quietly
 from topicsd._native.priority cimport effective_priority
 from topicsd._native.render cimport AppendAnswer, render_append
 from topicsd._native.ring cimport RING_MASK, ring_writer
-from topicsd._native.scan cimport DiffRequest, WriteAhead, diff_free, scan_diff, scan_rest
+from topicsd._native.scan cimport DiffRequest, diff_free, scan_diff, scan_write
 from topicsd._native.scheduler cimport band_of
 from topicsd._native.state cimport READ_BUSY, READ_GONE, READ_OK, State, read_state, render_state, touch_topic
 from topicsd._native.table cimport table_find
@@ -44,7 +44,7 @@ cdef submitted_call(Answers line, Call *call):
 
 
 cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, const Head *head, const uint8_t *name, uint32_t name_bytes, int64_t key,
-                      bint return_seqs, WriteAhead *ahead) except -1:
+                      bint return_seqs) except -1:
     cdef Hub hub = line.hub
     cdef uint64_t topic_id = 0
     cdef uint64_t size = head_bytes + head.length
@@ -54,7 +54,7 @@ cdef int serve_append(Answers line, const uint8_t *at, uint64_t head_bytes, cons
     if not plain_key(at + head.key.at, head.key.bytes) or is_system(name, name_bytes) or head.length == 0:
         return HAND_ON
     slot = hub.place(name, name_bytes, &topic_id)
-    if slot == NO_SLOT or scan_rest(at + head_bytes, head.length, &hub.limits, ahead, &hub.write) != 0 or hub.write.has_config:
+    if slot == NO_SLOT or scan_write(at + head_bytes, head.length, &hub.limits, &hub.write) != 0 or hub.write.has_config:
         return HAND_ON
     if hub.write_band_least and hub.write.disable_backpressure != 1 and band_of(
             effective_priority(&hub.shared.r.table[slot].config, load_relaxed_64(&hub.shared.r.table[slot].last_read_ms), clock_wall_ms()),

@@ -91,10 +91,6 @@ cdef extern from "scan_impl.h" nogil:
         uint8_t key[1536]     # canonical
         ScanError error
 
-    ctypedef struct WriteAhead "struct write_ahead":
-        RecordSpan *records
-        uint32_t count
-
     ctypedef struct TextSpan "struct text_span":
         uint32_t at           # in the arena
         uint32_t bytes
@@ -131,11 +127,6 @@ cdef extern from "scan_impl.h" nogil:
 
 # 0, or a SCAN_* kind, which also stands in out.error.
 cdef int scan_write(const uint8_t *body, size_t length, const WriteLimits *limits, WriteRequest *out) noexcept nogil
-# The same in two steps: `scan_ahead` reads what records are whole of a body that still comes in, and returns how many (after 0 look no more);
-# `scan_rest` reads all else, once it is there, in the same place or another. A body's outcome is the same whatever was read ahead of it.
-cdef uint32_t scan_ahead(const uint8_t *body, size_t have, const WriteLimits *limits, WriteAhead *ahead) noexcept nogil
-cdef int scan_rest(const uint8_t *body, size_t length, const WriteLimits *limits, WriteAhead *ahead, WriteRequest *out) noexcept nogil
-cdef void ahead_free(WriteAhead *ahead) noexcept nogil
 cdef int scan_diff(const uint8_t *body, size_t length, DiffRequest *out) noexcept nogil
 cdef int scan_delete(const uint8_t *body, size_t length, DeleteRequest *out) noexcept nogil
 cdef void write_free(WriteRequest *request) noexcept nogil

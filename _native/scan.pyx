@@ -22,9 +22,6 @@ cdef extern from "scan_impl.h" nogil:
     int topicsd_scan_write(const uint8_t *body, size_t length, const WriteLimits *limits, WriteRequest *out) noexcept
     int topicsd_scan_diff(const uint8_t *body, size_t length, uint32_t max_depth, DiffRequest *out) noexcept
     int topicsd_scan_delete(const uint8_t *body, size_t length, uint32_t max_depth, DeleteRequest *out) noexcept
-    uint32_t topicsd_scan_ahead(const uint8_t *body, size_t have, const WriteLimits *limits, WriteAhead *ahead) noexcept
-    int topicsd_scan_rest(const uint8_t *body, size_t length, const WriteLimits *limits, WriteAhead *ahead, WriteRequest *out) noexcept
-    void topicsd_ahead_free(WriteAhead *ahead) noexcept
     void topicsd_write_free(WriteRequest *request) noexcept
     void topicsd_diff_free(DiffRequest *request) noexcept
     void topicsd_delete_free(DeleteRequest *request) noexcept
@@ -43,15 +40,6 @@ cdef enum: GIL_BODY_BYTES_MAX = 65536
 
 cdef int scan_write(const uint8_t *body, size_t length, const WriteLimits *limits, WriteRequest *out) noexcept nogil:
     return topicsd_scan_write(body, length, limits, out)
-
-cdef uint32_t scan_ahead(const uint8_t *body, size_t have, const WriteLimits *limits, WriteAhead *ahead) noexcept nogil:
-    return topicsd_scan_ahead(body, have, limits, ahead)
-
-cdef int scan_rest(const uint8_t *body, size_t length, const WriteLimits *limits, WriteAhead *ahead, WriteRequest *out) noexcept nogil:
-    return topicsd_scan_rest(body, length, limits, ahead, out)
-
-cdef void ahead_free(WriteAhead *ahead) noexcept nogil:
-    topicsd_ahead_free(ahead)
 
 cdef int scan_diff(const uint8_t *body, size_t length, DiffRequest *out) noexcept nogil:
     return topicsd_scan_diff(body, length, JSON_DEPTH_MAX, out)
@@ -268,27 +256,6 @@ def parse_write(body, Limits limits=None) -> Write:
     if kind:
         raise error_of(&write.request.error, <const uint8_t *>write.view.buf, write.view.len)
     return write
-
-
-def parse_write_ahead(looks, body, Limits limits=None):
-    """Return parse_write of a body of which `looks` had come in, one beginning of it after another, as (write, records that were read ahead)."""
-    cdef Write write = Write.__new__(Write)
-    cdef const WriteLimits *values = &(<Limits>(DEFAULT_LIMITS if limits is None else limits)).limits
-    cdef WriteAhead ahead
-    cdef Py_buffer view
-    cdef uint32_t count = 0
-    cdef int kind
-    memset(&ahead, 0, sizeof(WriteAhead))
-    for look in looks:
-        PyObject_GetBuffer(look, &view, PyBUF_SIMPLE)
-        count += topicsd_scan_ahead(<const uint8_t *>view.buf, view.len, values, &ahead)
-        PyBuffer_Release(&view)
-    PyObject_GetBuffer(body, &write.view, PyBUF_SIMPLE)
-    kind = topicsd_scan_rest(<const uint8_t *>write.view.buf, write.view.len, values, &ahead, &write.request)
-    topicsd_ahead_free(&ahead)
-    if kind:
-        raise error_of(&write.request.error, <const uint8_t *>write.view.buf, write.view.len)
-    return write, count
 
 
 # ---- diff and delete ---------------------------------------------------------------------------------------------------

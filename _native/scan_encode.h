@@ -3,7 +3,7 @@
 #define TOPICSD_SCAN_ENCODE_H
 
 #define ENCODE_AHEAD_BYTES 2048u
-#define ENCODE_HASH_BYTES 8192u /* are hashed at a time: they are still in the first cache */
+#define ENCODE_HASH_BYTES 16384u /* are hashed at a time: they are in the first caches still */
 
 static inline uint64_t align8(uint64_t length) { return (length + 7) & ~7ull; }
 
@@ -62,13 +62,6 @@ uint64_t topicsd_encoded_bytes(const struct write_request *request, uint32_t hea
     return request->records_bytes + (key_bytes ? sizeof(struct key_section) + align8(key_bytes) : 0);
 }
 
-static uint8_t *put_records(const struct write_request *request, uint8_t *at)
-{
-    for (uint32_t i = 0; i < request->count; i++)
-        at = put_record(request, &request->records[i], at);
-    return at;
-}
-
 uint64_t topicsd_encode(const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination)
 {
     const uint8_t *key = request->key_bytes ? request->key : header_key;
@@ -77,7 +70,8 @@ uint64_t topicsd_encode(const struct write_request *request, const uint8_t *head
     if (key_bytes)
         at += sizeof(struct key_section) + align8(key_bytes);
     records = at;
-    at = put_records(request, at);
+    for (uint32_t i = 0; i < request->count; i++)
+        at = put_record(request, &request->records[i], at);
     if (key_bytes) {
         struct key_section section = {(uint16_t)key_bytes, 0, 0, xxh3_64(records, (size_t)(at - records))};
         memset(records - 8, 0, 8);

@@ -20,7 +20,6 @@ static const struct known record_members[R_COUNT] = {
 
 struct writing { /* `request` of a scan of a write */
     struct write_request *write;
-    const struct write_ahead *ahead; /* whose records stand in `write`, or NULL */
     struct record_span span; /* the record that is being read */
     uint32_t has_data;
     uint32_t meta_keys;
@@ -205,7 +204,6 @@ static const uint8_t *read_records(struct scan *c, const uint8_t *p)
 {
     struct writing *w = c->request;
     const struct write_limits *limits = c->limits;
-    const uint8_t *const array = p;
     w->given_records = 1;
     if (*p != '[') {
         if ((p = json_value(&c->json, p, IN_ROOT)))
@@ -218,10 +216,6 @@ static const uint8_t *read_records(struct scan *c, const uint8_t *p)
     if (p < c->json.end && *p == ']') {
         scan_complain(c, SCAN_TYPE, "records", "an array of at least one record");
         return p + 1;
-    }
-    if (w->ahead && place(c, array) == w->ahead->array_at) {
-        p = c->json.begin + w->ahead->next_at;
-        w->records_seen = w->write->count;
     }
     for (;;) {
         if (!(p = read_record(c, p)))
@@ -345,11 +339,10 @@ static void measure(struct scan *c, struct write_request *write)
     }
 }
 
-int topicsd_scan_rest(const uint8_t *body, size_t length, const struct write_limits *limits, struct write_ahead *ahead, struct write_request *out)
+int topicsd_scan_write(const uint8_t *body, size_t length, const struct write_limits *limits, struct write_request *out)
 {
     struct record_span *records = out->records;
     uint32_t room = out->room;
-    struct write_ahead taken;
     struct scan c;
     struct writing w;
     const uint8_t *p;
@@ -361,16 +354,6 @@ int topicsd_scan_rest(const uint8_t *body, size_t length, const struct write_lim
     out->room = room;
     out->create = -1;
     w.write = out;
-    if (ahead && ahead->count) {
-        taken = *ahead;
-        out->records = taken.records;
-        out->room = taken.room;
-        out->count = taken.count;
-        memset(ahead, 0, sizeof *ahead);
-        ahead->records = records;
-        ahead->room = room;
-        w.ahead = &taken;
-    }
     scan_begin(&c, body, length, limits->max_depth, &out->error, &w);
     c.limits = limits;
     p = scan_root(&c, write_members, W_COUNT, read_write_member);
@@ -380,77 +363,6 @@ int topicsd_scan_rest(const uint8_t *body, size_t length, const struct write_lim
     if (p)
         measure(&c, out);
     return scan_end(&c, p);
-}
-
-int topicsd_scan_write(const uint8_t *body, size_t length, const struct write_limits *limits, struct write_request *out)
-{
-    return topicsd_scan_rest(body, length, limits, NULL, out);
-}
-
-/* The place of the first record where the body begins with its records, as most do; NULL: not so, or not there yet. */
-static const uint8_t *first_record(const struct scan *c, const uint8_t **array)
-{
-    static const char name[] = "\"records\"";
-    const uint8_t *const end = c->json.end, *p = json_space(&c->json, c->json.begin);
-    if (p == end || *p != '{')
-        return NULL;
-    p = json_space(&c->json, p + 1);
-    if ((size_t)(end - p) < sizeof name || memcmp(p, name, sizeof name - 1))
-        return NULL;
-    p = json_space(&c->json, p + sizeof name - 1);
-    if (p == end || *p != ':')
-        return NULL;
-    p = json_space(&c->json, p + 1);
-    if (p == end || *p != '[')
-        return NULL;
-    *array = p;
-    p = json_space(&c->json, p + 1);
-    return p < end ? p : NULL;
-}
-
-uint32_t topicsd_scan_ahead(const uint8_t *body, size_t have, const struct write_limits *limits, struct write_ahead *ahead)
-{
-    struct write_request write;
-    struct writing w;
-    struct scan c;
-    const uint8_t *p, *array;
-    const uint32_t before = ahead->count;
-    if (have > SCAN_BODY_BYTES_MAX)
-        return 0;
-    memset(&w, 0, sizeof w);
-    memset(&write, 0, offsetof(struct write_request, key));
-    write.records = ahead->records;
-    write.room = ahead->room;
-    write.count = ahead->count;
-    w.write = &write;
-    scan_begin(&c, body, have, limits->max_depth, &write.error, &w);
-    c.limits = limits;
-    p = ahead->array_at ? body + ahead->next_at : first_record(&c, &array);
-    if (p && !ahead->array_at)
-        ahead->array_at = place(&c, array);
-    while (p && write.count < limits->max_records) {
-        ahead->next_at = place(&c, p);
-        ahead->count = w.records_seen = write.count;
-        if (!(p = read_record(&c, p)) || write.error.kind) /* it breaks off, or is wrong */
-            break;
-        p = json_space(&c.json, p);
-        if (p == c.json.end || *p != ',') /* the last one, as it seems */
-            break;
-        p = json_space(&c.json, p + 1);
-        if (p == c.json.end)
-            break;
-    }
-    ahead->records = write.records;
-    ahead->room = write.room;
-    free(c.names);
-    free(c.arena);
-    return ahead->count - before;
-}
-
-void topicsd_ahead_free(struct write_ahead *ahead)
-{
-    free(ahead->records);
-    memset(ahead, 0, sizeof *ahead);
 }
 
 void topicsd_write_free(struct write_request *request)

@@ -89,14 +89,6 @@ struct write_request {
     struct scan_error error;
 };
 
-/* The records of a write whose body still comes in: each is read once, while it is in the cache. All zero before the first byte. */
-struct write_ahead {
-    struct record_span *records; /* owned */
-    uint32_t count, room;
-    uint32_t array_at; /* where the array of records opens; 0: not seen */
-    uint32_t next_at;  /* where the next record begins */
-};
-
 struct text_span { /* canonical text in `arena` */
     uint32_t at, bytes;
 };
@@ -129,12 +121,6 @@ struct delete_request {
 /* A request must be zeroed before its first use. Each function forgets what the request held, keeps its memory and returns
  * enum scan_kind, which also stands in `error.kind`. */
 int topicsd_scan_write(const uint8_t *body, size_t length, const struct write_limits *limits, struct write_request *out);
-/* Read what of `have` bytes is whole; return how many records that were: a caller who gets 0 looks no more, or a long one is read again and again.
- * What was read must stand there unchanged, at the same offsets, when the rest is read. What is no good is left to that, which says what is wrong. */
-uint32_t topicsd_scan_ahead(const uint8_t *body, size_t have, const struct write_limits *limits, struct write_ahead *ahead);
-/* As topicsd_scan_write, and with the same outcome, but what was read ahead is not read again. Leaves `ahead` without records, with room for them. */
-int topicsd_scan_rest(const uint8_t *body, size_t length, const struct write_limits *limits, struct write_ahead *ahead, struct write_request *out);
-void topicsd_ahead_free(struct write_ahead *ahead); /* and all zero again */
 int topicsd_scan_diff(const uint8_t *body, size_t length, uint32_t max_depth, struct diff_request *out);
 int topicsd_scan_delete(const uint8_t *body, size_t length, uint32_t max_depth, struct delete_request *out);
 void topicsd_write_free(struct write_request *request);

@@ -1051,10 +1051,10 @@ def test_in_a_flood_of_which_nothing_is_sealed_a_checkpoint_waits(
         engine.seal("t")
     else:
         clock.advance(1000)
-        grow(3_190_000)
+        grow(limits.CHECKPOINT_FLOOD_FACTOR * 100_000 - 10_000)
         step()
         assert taken() == []
-        grow(3_200_001)
+        grow(limits.CHECKPOINT_FLOOD_FACTOR * 100_000 + 1)
     step()
     assert taken() == [1]
     engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import xxhash
@@ -265,65 +265,6 @@ def test_a_changed_write_is_never_more_than_refused(write: object, data: st.Data
         assert ("offset" in refused.detail) == (not valid)
     else:
         assert valid and not list(json_oracle.write_complaints(json_oracle.load(bytes(body)), json_oracle.Limits()))
-
-
-# ---- a body that comes in by and by ------------------------------------------------------------------------------------
-
-
-def outcome(read: Callable[[], scan.Write]) -> tuple[object, ...]:
-    """All that a caller gets to know of a body."""
-    try:
-        write = read()
-    except scan.BadRequest as wrong:
-        return wrong.code, str(wrong), wrong.detail
-    return write.encode(), write.count, write.payload_bytes, write.key, write.config, write.create, write.disable_backpressure
-
-
-def in_pieces(body: bytes, cuts: list[int], limits: scan.Limits | None = None) -> tuple[tuple[object, ...], int]:
-    """Return the outcome of a body that came in up to each cut, each beginning with nothing readable behind it, and the records read ahead."""
-    seen = [0]
-
-    def read() -> scan.Write:
-        write, seen[0] = scan.parse_write_ahead((GUARDED.lay(body[:cut]) for cut in sorted(cuts)), body, limits)
-        return write
-
-    return outcome(read), seen[0]
-
-
-@pytest.mark.parametrize("body", [*WRITES, *[body for body, _code, _field in REFUSED_WRITES]])
-def test_where_a_body_was_cut_on_its_way_does_not_show(body: bytes) -> None:
-    whole = outcome(lambda: scan.parse_write(body))
-    for cut in range(0, len(body) + 1, max(len(body) // 200, 1)):
-        assert in_pieces(body, [cut])[0] == whole, cut
-    assert in_pieces(body, list(range(len(body) + 1))[:3000])[0] == whole
-
-
-def test_records_that_are_whole_are_read_once() -> None:
-    body = json.dumps({"records": [{"data": n, "tag": f"t\n{n}"} for n in range(50)], "node": "n"}).encode()
-    middle = body.index(b"25")
-    assert in_pieces(body, [middle])[1] == 25, "those before it"
-    assert in_pieces(body, [middle, middle, len(body)])[1] == 49, "the last one may be followed by anything"
-    assert in_pieces(b" { " + body[1:], [middle + 2])[1] == 25
-    assert in_pieces(body.replace(b'"records"', b'"rec\\u006frds"'), [middle])[1] == 0, "another spelling is read in one go"
-    assert in_pieces(b'{"node":"n",' + body[1:], [middle + 12])[1] == 0
-
-
-@pytest.mark.parametrize(("was", "now"), [(b'"data": 20', b'"data": 2x'), (b'"data": 20', b'"date": 20'), (b'"tag"', b'"tag": 1, "tag"')])
-def test_what_is_wrong_is_told_as_if_the_body_had_come_at_once(was: bytes, now: bytes) -> None:
-    body = json.dumps({"records": [{"data": n, "tag": "t"} for n in range(50)]}).encode().replace(was, now)
-    whole = outcome(lambda: scan.parse_write(body))
-    assert whole[0] == "invalid_request"
-    for cuts in ([body.index(b"25")], [body.index(b"25"), len(body)], [body.index(b"19"), body.index(b"22") + 1]):
-        assert in_pieces(body, cuts)[0] == whole
-    few = scan.Limits(max_records=10)
-    assert in_pieces(body, [body.index(b"25")], few)[0] == outcome(lambda: scan.parse_write(body, few))
-
-
-@given(writes, st.booleans(), st.sampled_from(["", " ", "\n\t "]), st.data())
-def test_any_body_cut_anywhere_has_one_outcome(write: object, ascii_only: bool, space: str, data: st.DataObject) -> None:
-    body = render(write, ascii_only, space).encode("utf-8", "replace")
-    cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=6))
-    assert in_pieces(body, cuts)[0] == outcome(lambda: scan.parse_write(body))
 
 
 @pytest.mark.parametrize("records", [1, 2, 3, 7, 30, 200, 1500])
