@@ -111,7 +111,7 @@ class Server:
 
     def made_ahead(self) -> int:
         """Files of the log that wait for the next flood (topicsd)."""
-        return 0 if self.directory is None else sum(1 for _ in self.directory.rglob("spare-*.preparing"))
+        return 0 if self.directory is None else sum(1 for _ in self.directory.glob("log/shard-*/spare-*.preparing"))
 
     def stop(self) -> None:
         """End it, and remove its files."""
