@@ -53,6 +53,7 @@ NOTES = "notes"  # the section of what held-up routers have still to copy
 SYNC_LOOK_S = 0.001
 WRITTEN_A_SECOND = 64 * MIB  # of a snapshot, at most: all at once it would hold up the log's writes on the same disk
 FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, however fast it came
+WRITTEN_BESIDE_BYTES = 64 << 10  # a snapshot's header, and what the disk needs to keep it
 RETRY_MS = 10_000  # after a snapshot that could not be written
 SET_ASIDE_EVERY_MS = 5_000
 SYNCED_NOTE_EVERY_MS = 5_000  # while the log is written; at rest at once
@@ -182,7 +183,7 @@ class Checkpoints:
     def set_aside(self) -> None:
         """Have room for the next snapshot set aside, as far as can be told how large it will be. A full disk is no error."""
         with contextlib.suppress(OSError):
-            snapshot.reserve(self.path, self.store.files, self.next_size())
+            snapshot.reserve(self.path, self.store.files, max(self.next_size(), self._largest()), free_bytes(str(self.path)))
 
     def note_synced(self, at_rest: bool) -> None:
         """Note outside the log how far it is synced: at rest, and now and then while it is written. A disk that refuses is no error."""
@@ -203,6 +204,9 @@ class Checkpoints:
     def next_size(self) -> int:
         """About how large the next snapshot may become: the rows of records that are not sealed grow with the log."""
         return max(self.size, taking.changed_bytes(self.store.sequencer, [0])[0])
+
+    def _largest(self) -> int:
+        return max((layer.bytes for kept in self.kept for layer in kept.layers), default=0)
 
     def _try(self, room: taking.Taking, below: tuple[Layer, ...]) -> None:
         try:
@@ -395,27 +399,35 @@ class Checkpoints:
     def _write(self, header: Json, sections: list[tuple[str, bytes | memoryview]], room: taking.Taking | None = None) -> None:
         files = self.store.files
         self._wait_synced(header["moment"])
-        try:
-            self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
-        except OSError as wrong:
-            # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
-            # Nobody says what a quota has left.
-            self.lacked = sum(len(part) for _name, part in sections) + MIB if wrong.errno == errno.ENOSPC else 0
-            if wrong.errno not in NO_ROOM or not self._give_room():
-                raise
-            self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
+        needed, tries = sum(len(part) for _name, part in sections), 0
+        while True:
+            try:
+                self.size, self.digest = snapshot.write(self.path, files, header, sections, self._pause)
+                break
+            except OSError as wrong:
+                # Without a snapshot nothing may be removed: a full disk would stay full for ever. What was set aside for it is given back now.
+                # Nobody says what a quota has left.
+                self.lacked = needed + MIB if wrong.errno == errno.ENOSPC else 0
+                if wrong.errno not in NO_ROOM or not self._give_room(needed + WRITTEN_BESIDE_BYTES, again=tries > 0):
+                    raise
+                tries += 1
         sections.clear()
         self.lacked = 0
         if room is not None:
             room.drop()
         with contextlib.suppress(OSError):
-            snapshot.reserve(self.path, files, max(self.size, *(layer.bytes for kept in self.kept for layer in kept.layers), 0))
+            snapshot.reserve(self.path, files, max(self.size, self._largest()), free_bytes(str(self.path)))
 
-    def _give_room(self) -> bool:
-        if snapshot.reserve_path(self.path).exists():
-            file_ops.remove(self.store.files, snapshot.reserve_path(self.path))
+    def _give_room(self, needed: int, *, again: bool) -> bool:
+        """Give the disk so much of what was set aside for this snapshot; then all of it, then of what is there for sealing: that needs it as well."""
+        reserved, inodes = snapshot.reserve_path(self.path), has_inodes(str(self.path))
+        if reserved.exists():
+            if inodes and not again:
+                snapshot.give_reserve(self.path, needed)
+            else:
+                file_ops.remove(self.store.files, reserved)
             return True
-        return not has_inodes(str(self.path)) and self.store.reserve.drop()  # nothing can be sealed there either
+        return self.store.reserve.give(needed) if inodes else self.store.reserve.drop()
 
     def _pause(self, written: int) -> None:
         """Let the log have the disk in between: a snapshot is in no hurry, unless the server ends."""

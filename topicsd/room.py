@@ -88,7 +88,7 @@ class NoRoomError(Exception):
 
 
 class Reserve:
-    """The file that holds the room. The keeper changes it, the writer looks at it."""
+    """The file that holds the room. The keeper changes it; the writer looks at it, and takes of it for a start or a snapshot that finds no other."""
 
     def __init__(self, data_dir: Path, wanted: int) -> None:
         self.path = data_dir / snapshot.FOLDER / NAME
@@ -117,11 +117,11 @@ class Reserve:
                     os.close(file)
         return self.missing()
 
-    def give(self) -> bool:
+    def give(self, size: int = GIVEN_BYTES) -> bool:
         """Give a piece back to the disk; False: there is none."""
         held = self.held()
         if held:
-            os.truncate(self.path, max(held - GIVEN_BYTES, 0))
+            os.truncate(self.path, max(held - size, 0) // PAGE_BYTES * PAGE_BYTES)
         return held > 0
 
     def drop(self) -> bool:

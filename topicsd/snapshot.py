@@ -12,6 +12,7 @@ called TPSNAP01 and ends with the BLAKE2b-128 of all before it: hashing that too
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import mmap
@@ -39,6 +40,7 @@ _HEAD_MAGICS, _FOOT_MAGIC = (b"TPSNAP01", b"TPSNAP02"), b"TPSNAPND"
 _DIGITS = 20
 RESERVE_BYTES_MIN = 1 << 20
 PART_BYTES = 1 << 20
+PAGE_BYTES = 4096
 
 Json = dict[str, Any]
 
@@ -158,17 +160,29 @@ def _reserved(size: int) -> int:
     return size + size // 4 + RESERVE_BYTES_MIN
 
 
-def reserve(data_dir: Path, files: FileSystem, size: int) -> None:
-    """Have room for a snapshot somewhat larger than `size` set aside on the disk: a full one can then still be freed. Raises OSError."""
+def reserve(data_dir: Path, files: FileSystem, size: int, free: int = 0) -> None:
+    """Have room for a snapshot somewhat larger than `size` set aside on the disk: a full one can then still be freed. Raises OSError.
+
+    A disk that has not so much gives what it has `free`: until the next start others may take that.
+    """
     wanted, path = _reserved(size), reserve_path(data_dir)
     held = path.stat().st_size if path.exists() else 0
     if wanted <= held:
         return
-    goal = wanted + wanted // 4  # so that a snapshot that grows does not write it anew each time
+    try:
+        _have(path, files, held, wanted + wanted // 4)  # so that a snapshot that grows does not write it anew each time
+    except OSError as wrong:
+        least = min(wanted, held + free // PAGE_BYTES * PAGE_BYTES)
+        if wrong.errno != errno.ENOSPC or least <= held:
+            raise
+        _have(path, files, held, least)
+
+
+def _have(path: Path, files: FileSystem, held: int, goal: int) -> None:
     if held:
         _grow(path, held, goal)
         return
-    make_folder(files, data_dir / FOLDER)
+    make_folder(files, path.parent)
     file = NewFile(files, path)
     try:
         file.reserve(goal)
@@ -186,16 +200,21 @@ def _grow(path: Path, held: int, goal: int) -> None:
         os.close(file)
 
 
+def give_reserve(data_dir: Path, needed: int) -> None:
+    """Give so much of it back to the disk. Raises OSError."""
+    path = reserve_path(data_dir)
+    os.truncate(path, max(path.stat().st_size - needed, 0) // PAGE_BYTES * PAGE_BYTES)
+
+
 def missing_reserve(data_dir: Path, size: int = 0) -> int:
     """Return how many bytes must stay free for the next snapshot, of about `size` or as the largest there is, beyond what is set aside."""
     held = 0
     with contextlib.suppress(FileNotFoundError):
         held = reserve_path(data_dir).stat().st_size
-    if not held:
-        with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
-            size = max([size, *(path_of(data_dir, number).stat().st_size for number in numbers(data_dir))])
-        return max(size + RESERVE_BYTES_MIN, _reserved(0))
-    return max(_reserved(size) - held, 0) if size else 0
+    wanted = _reserved(size if held else 0)
+    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile
+        size = max([size, *(path_of(data_dir, number).stat().st_size for number in numbers(data_dir))])
+    return max(size + RESERVE_BYTES_MIN - held, wanted - held, 0)
 
 
 def read(path: Path) -> Snapshot:

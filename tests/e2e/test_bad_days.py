@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import socket
 import subprocess
@@ -131,25 +130,42 @@ def test_a_server_killed_on_a_full_disk_starts_and_serves_reads(launch: Launch, 
 
 
 def test_restarts_on_a_full_disk_leave_what_is_set_aside_to_those_that_follow(launch: Launch, small_disk: Path) -> None:
+    """Something else takes whatever is free while the server is down: so little of what is set aside may lie about free when it is killed.
+
+    Little is a piece that is given for sealing, and what less than a small log file is left beside. A life in which a file has gone says nothing:
+    how far it has come with that room when it is killed is a matter of time.
+    """
     server = launch(data_dir=small_disk / "data", TOPICS_LOG_FILE_BYTES=2 * MIB)
     create(server, "t", durability="disk")
     acked: list[bytes] = []
     fill(server, "t", acked)
+    ballast, snapshot_room = small_disk / "ballast", server.data / "meta" / "reserve"
 
-    def held() -> int:
-        with (small_disk / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+    def killed() -> tuple[set[Path], int]:
+        """The files other than what is set aside, and how much all take of the disk."""
+        server.kill()
+        with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
-        return sum(path.stat().st_size for path in (small_disk / "data" / "meta").glob("reserve*"))
+        files = {path: path.stat() for path in server.data.rglob("*") if path.is_file()}
+        return {path for path in files if not path.name.startswith("reserve")}, sum(stat.st_blocks * 512 for stat in files.values())
 
-    left = []
-    for _ in range(10):
-        server.kill()
-        left.append(held())
+    files, size = killed()
+    for number in range(8):
         server.start()
-        assert read(server, "t") == acked
-    costs = [before - after for before, after in itertools.pairwise(left)]
-    assert sum(cost > 64 << 10 for cost in costs) <= 2, (left, "a page each, but for a snapshot in between and the first file")
+        if number < 2:
+            assert eventually(lambda: server.metrics()["topics_checkpoints_total"] > 0), f"it takes no snapshot\n{server.log()}"
+        before, (files, left) = files, killed()
+        assert snapshot_room.stat().st_size >= 768 << 10, "a snapshot takes what it needs, some kilobytes"
+        if before <= files:
+            assert size - left <= 512 << 10, (number, size, left)
+        size = left
+    server.start()
+    assert read(server, "t") == acked
+    with server.line() as line:
+        insist(line, "POST", at("t", "delete"), as_json({"before_seq": len(acked) // 2}))
+    again = lambda: server.call("POST", at("t"), write_body([b'"again"'], key="again")).status == 200  # noqa: E731
+    assert eventually(again), f"what was set aside does not free the disk\n{server.log()}"
 
 
 # --- a broken disk -----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +67,74 @@ def test_what_is_set_aside_for_a_snapshot_grows_with_what_it_will_hold(tmp_path:
     assert reserved.st_blocks * 512 >= 5 * MIB, "room, not a hole"
     snapshot.reserve(tmp_path, files, 1000)
     assert snapshot.reserve_path(tmp_path).stat().st_size == reserved.st_size
+
+
+class Tight:
+    """A disk with `free` bytes for what is set aside for a snapshot, which is grown by `os.posix_fallocate`, or made by `files`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: FaultyFiles, free: int) -> None:
+        self.free, self.allocate = free, os.posix_fallocate
+        files.fail("fallocate", error=errno.ENOSPC, path=b"/meta/reserve", forever=True)
+        monkeypatch.setattr("os.posix_fallocate", self.grow)
+        monkeypatch.setattr("topicsd.checkpoint.free_bytes", lambda _path: self.free)
+        monkeypatch.setattr("topicsd.store.free_bytes", lambda _path: self.free)
+
+    def grow(self, file: int, offset: int, count: int) -> None:
+        if count > self.free:
+            raise OSError(errno.ENOSPC, "full")
+        self.allocate(file, offset, count)
+        self.free -= count
+
+
+def test_a_disk_that_has_not_room_for_all_of_a_snapshot_has_set_aside_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FaultyFiles(tmp_path)
+    snapshot.reserve(tmp_path, files, 0)
+    held = snapshot.reserve_path(tmp_path).stat().st_size
+    tight = Tight(monkeypatch, files, 5000)
+    snapshot.reserve(tmp_path, files, 4 * MIB, tight.free)
+    assert snapshot.reserve_path(tmp_path).stat().st_size == held + 4096, "whole pages"
+    (tmp_path / FOLDER / "snapshot-00000000000000000007").write_bytes(bytes(4 * MIB))
+    assert missing_reserve(tmp_path) == 5 * MIB - held - 4096, "sealing leaves the rest alone"
+    tight.free = 1 << 40
+    snapshot.reserve(tmp_path, files, 4 * MIB, tight.free)
+    assert missing_reserve(tmp_path) == 0 and (1 << 40) - tight.free > 5 * MIB - held
+
+
+def test_a_snapshot_on_a_full_disk_takes_of_what_is_set_aside_for_it_no_more_than_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), files=files)
+    library.append("t", [{"data": 1}])
+    held = snapshot.reserve_path(tmp_path).stat().st_size
+    Tight(monkeypatch, files, 0)
+    for taken in range(1, 4):
+        files.fail("pwritev", error=errno.ENOSPC, path=b"/meta/snapshot-")
+        library.checkpoint()
+        assert held - snapshot.reserve_path(tmp_path).stat().st_size <= taken * (128 << 10), "what others take meanwhile is lost for good"
+    assert len(library.store.checkpoints.kept) == 2
+    library.close()
+
+
+def test_a_snapshot_has_all_that_is_set_aside_for_it_if_it_needs_that(tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), files=files)
+    library.append("t", [{"data": 1}])
+    files.fail("pwritev", error=errno.ENOSPC, path=b"/meta/snapshot-", forever=True)
+    with pytest.raises(OSError, match="No space"):
+        library.checkpoint()
+    assert not snapshot.reserve_path(tmp_path).exists()
+    library.close()
+
+
+def test_a_snapshot_that_finds_no_other_room_has_some_of_what_is_there_for_sealing(tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path)
+    library = Library(str(tmp_path), FakeClock(), files=files, seal_reserve_bytes=2 * MIB)
+    library.append("t", [{"data": 1}])
+    snapshot.reserve_path(tmp_path).unlink()
+    files.fail("pwritev", error=errno.ENOSPC, path=b"/meta/snapshot-")
+    library.checkpoint()
+    assert len(library.store.checkpoints.kept) == 1, "sealing frees nothing without a snapshot"
+    assert 0 < library.store.reserve.missing() <= 128 << 10
+    library.close()
 
 
 def test_it_takes_what_is_free_until_it_has_all_and_gives_it_back_piece_by_piece(tmp_path: Path) -> None:
@@ -230,14 +298,14 @@ def test_a_snapshot_on_a_disk_without_inodes_has_that_of_what_sealing_cannot_use
     files = FaultyFiles(tmp_path)
     library = Library(str(tmp_path), FakeClock(), files=files, seal_reserve_bytes=2 * MIB)
     library.append("t", [{"data": 1}])
-    (tmp_path / FOLDER / "reserve").unlink()
     for inodes, held in ((True, 2 * MIB), (False, 0)):
         monkeypatch.setattr("topicsd.checkpoint.has_inodes", lambda _path, inodes=inodes: inodes)
+        if not inodes:
+            snapshot.reserve_path(tmp_path).unlink()
         files.fail("open", error=errno.ENOSPC, path=b"/meta/snapshot-")
-        with contextlib.suppress(OSError):
-            library.checkpoint()
+        library.checkpoint()
         assert library.store.reserve.held() == held
-    assert len(library.store.checkpoints.kept) == 1
+    assert len(library.store.checkpoints.kept) == 2
     library.close()
 
 
