@@ -13,7 +13,7 @@ from topicsd import limits
 from topicsd.api import answers
 from topicsd.api.context import Context
 from topicsd.api.gate import Route
-from topicsd.segments.cold_tier import WHY
+from topicsd.segments.cold_tier import HANGS, WHY
 
 
 class Health(Route):
@@ -56,7 +56,8 @@ def restrictions(context: Context) -> list[str]:
     if (held := context.figures.get("log_held_bytes")) > limits.LOG_HELD_BYTES_TOLD:
         reasons.append(f"log_held: {held} bytes of the log are held by what is neither sealed nor copied; the writer's log names the topic")
     if away := context.figures.get("cold_away"):
-        reasons.append(f"cold_unavailable: {context.settings.cold_dir}: {WHY[away]}; what stands there is not served until it is back")
+        lacks = "nothing is moved there or removed" if away == HANGS else "what stands there is not served"
+        reasons.append(f"cold_unavailable: {context.settings.cold_dir}: {WHY[away]}; {lacks} until it is back")
     return reasons + damages(context)
 
 

@@ -16,7 +16,7 @@ WORDS = (
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
-    "seal_no_room", "cold_away",
+    "seal_no_room", "cold_away", "cold_hung",
     # any worker, by adding: a count may be lost when two add in the same instant
     "cold_reads", "cold_read_bytes", "cold_unavailable", "jobs_lost",
     "exports", "export_failures", "export_bytes", "export_at_ms", "export_lag",
@@ -58,7 +58,8 @@ _SHOWN = (
     ("cold_moved", "topics_cold_segments_moved_total", "counter", "Segments whose data has been copied to the cold tier."),
     ("cold_moved_bytes", "topics_cold_moved_bytes_total", "counter", "Their bytes."),
     ("cold_failures", "topics_cold_failures_total", "counter", "Copies to the cold tier, and removals there, that failed."),
-    ("cold_away", "topics_cold_tier_away", "gauge", "0, or why the cold tier is not used: 1 it fails, 2 not marked, 3 another's, 4 not known."),
+    ("cold_away", "topics_cold_tier_away", "gauge", "0, or why the cold tier is not used: 1 fails, 2 not marked, 3 another's, 4 not known, 5 hangs."),
+    ("cold_hung", "topics_cold_calls_hung", "gauge", "Calls of the keeper to the cold tier that were given up and have not come back."),
     ("cold_reads", "topics_cold_reads_total", "counter", "Ranges fetched from the cold tier."),
     ("cold_read_bytes", "topics_cold_read_bytes_total", "counter", "Their bytes."),
     ("jobs_lost", "topics_jobs_lost_total", "counter", "Jobs of queues taken out because their bytes on the disk are damaged."),

@@ -7,6 +7,10 @@
 
 Killed anywhere, what stands under the next edition's name is nobody's and is written again. When the last row of a cold segment has gone and two
 snapshots say so, its object is named in `segment.cold_gone` until the keeper has removed it.
+
+A call that does not come back is given up: it is said, and once the tier answers again another thread goes on with the rest. Nobody can end such a
+call, and late it does no harm: an edition's name is put by one call at a time, none is put again once it was removed, and what a late copy has put
+and verified is published as any other.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +35,8 @@ from topicsd._native.whole_files import copy_whole, write_whole
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, cold_name, verify_back
-from topicsd.segments.cold_tier import FAILS, ColdAwayError
+from topicsd.segments.cold_reader import HUNG_SHARE, STUCK_MAX
+from topicsd.segments.cold_tier import FAILS, HANGS, ColdAwayError
 from topicsd.segments.names import Name
 from topicsd.segments.rows import COLD, FILE, OWN, ROW
 from topicsd.upkeep import Replace, flags_of
@@ -40,6 +45,9 @@ ROW_COLD = 4
 LOOK_MS = 1000
 CHECK_MS = 5_000  # how often the tier is asked who it is
 RETRY_MS, RETRY_MS_MAX = 5_000, 300_000  # after the store has failed
+HUNG_MS = 60_000  # a call that has not come back after so long hangs,
+HUNG_BYTES_PER_MS = 256  # and a copy after so long for its bytes as well: a slow store is none that hangs
+TELL_MS = 60_000
 GONE_A_LOOK = 64
 NEEDED_MS = 600_000  # the writer reads it itself: a queue, a router that is behind
 FOR_EVER_MS = 1 << 62
@@ -71,7 +79,7 @@ class Thread:
     """One job at a time, off the keeper's thread."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: deque[BaseException | None] = deque()
         self.busy = False
         self._thread: threading.Thread | None = None
@@ -92,9 +100,12 @@ class Thread:
         self.busy = False
         return True, self._done.popleft()
 
+    def end(self) -> None:
+        """Let it end when what it does has ended."""
+        self._jobs.put(None)
+
     def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 job()
             except Exception as wrong:  # a store's library may raise anything; the keeper is told
@@ -124,6 +135,33 @@ class Inline:
         ended, self.busy = self.busy, False
         return ended, self._wrong
 
+    def end(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass(eq=False)
+class Call:
+    """What a thread does in the store: it copies a segment, removes objects, or asks the tier who it is."""
+
+    thread: Thread | Inline
+    began_ms: int
+    move: Move | None = None
+    removing: list[list[int]] = field(default_factory=list)
+    removed: int = 0  # of those; the thread's own
+    seen: int = 0  # of those, when it was looked at
+    given_up: bool = False
+
+    @property
+    def limit_ms(self) -> int:
+        """Return how long it may take."""
+        return HUNG_MS + (self.move.bytes // HUNG_BYTES_PER_MS if self.move else 0)
+
+    def told(self) -> dict[str, object]:
+        """Say what it does."""
+        if self.move:
+            return {"call": "copy", "object": cold_name(self.move.target)}
+        return {"call": "removal", "objects": len(self.removing) - self.removed} if self.removing else {"call": "look"}
+
 
 class Relocation:
     """One thread, the keeper's. `replace` hands rows to the writer; `gone` asks which objects nobody needs, `removed` says that they are no more,
@@ -152,31 +190,85 @@ class Relocation:
         self.retry_ms = RETRY_MS
         self._refused: dict[tuple[int, int], int] = {}  # (number, serial) -> until when it stays hot without another try
         self._now_ms = 0
-        self._moving: Move | None = None
-        self._removing: list[list[int]] = []
+        self._call: Call | None = None
+        self._hung: list[Call] = []
+        self._hangs_since_ms: int | None = None  # nothing has come back in time since then
+        self._hung_told_ms = -TELL_MS
         self._told = ""
+        figures.set("cold_hung", 0)
 
     def step(self, mono_ms: int) -> None:
         """Take up what has ended, begin what is due."""
         self._now_ms = mono_ms
-        if self.thread.busy:
+        self._take_late()
+        if (call := self._call) is not None:
             ended, wrong = self.thread.ended()
             if not ended:
+                self._look_at(call)
                 return
-            moving, removing, self._moving, self._removing = self._moving, self._removing, None, []
+            self._call = None
             if wrong is not None:
-                self._failed(wrong, moving, removing, mono_ms)
+                self._failed(wrong, call.move, call.removing, mono_ms)
             else:
-                self._worked(moving, removing)
-        if mono_ms < self.look_at_ms:
+                self._worked(call.move, call.removing)
+        self._tell_hung()
+        if mono_ms < self.look_at_ms or len(self._hung) >= STUCK_MAX:
             return
         if self._begin_check(mono_ms) or self._begin_removal() or self._begin_move():
             return
         self.look_at_ms = mono_ms + LOOK_MS
 
+    def _begin(self, call: Call, job: Job) -> None:
+        self._call = call
+        self.thread.begin(job)
+
+    # ---- what does not come back
+
+    def _look_at(self, call: Call) -> None:
+        """Give a call up that hangs, and leave it to its thread."""
+        if (removed := call.removed) != call.seen:
+            call.seen, call.began_ms = removed, self._now_ms
+        if self._now_ms - call.began_ms < call.limit_ms:
+            return
+        call.given_up, self._call = True, None
+        self._hung.append(call)
+        self.thread.end()
+        self.thread = type(self.thread)()
+        if self._hangs_since_ms is None:
+            self._hangs_since_ms = call.began_ms
+        self.figures.set("cold_hung", len(self._hung))
+        self.figures.set("cold_away", HANGS)
+        self._tell_hung()
+        self._check_at_ms = 0  # nothing is moved or removed before it answers
+        self.look_at_ms = self._now_ms + max(RETRY_MS, (self._now_ms - self._hangs_since_ms) // HUNG_SHARE)
+
+    def _tell_hung(self) -> None:
+        if self._hung and self._hangs_since_ms is not None and self._now_ms - self._hung_told_ms >= TELL_MS:
+            self._hung_told_ms = self._now_ms
+            for_ms = self._now_ms - self._hung[0].began_ms
+            log.error("a call to the cold tier hangs", for_ms=for_ms, calls_that_hang=len(self._hung), **self._hung[0].told())
+
+    def _take_late(self) -> None:
+        """Take up what has come back after it was given up."""
+        for call in [*self._hung]:
+            ended, wrong = call.thread.ended()
+            if not ended:
+                continue
+            self._hung.remove(call)
+            self.figures.set("cold_hung", len(self._hung))
+            log.info("a call to the cold tier has come back", after_ms=self._now_ms - call.began_ms, why=str(wrong or ""), **call.told())
+            if self._hangs_since_ms is not None:
+                self.look_at_ms = self._check_at_ms = 0  # others may come back as well
+            if isinstance(wrong, SegmentError) and call.move is not None:
+                self._refused[call.move.file.number, call.move.file.serial] = FOR_EVER_MS
+            elif wrong is None and call.move is not None:
+                self._publish(call.move)
+            elif call.removed:
+                self.removed(call.removing[: call.removed])
+
     def _worked(self, moving: Move | None, removing: list[list[int]]) -> None:
         self.figures.set("cold_away", 0)
-        self._told = ""
+        self._told, self._hangs_since_ms = "", None
         if moving is not None:
             self.retry_ms = RETRY_MS
             self._publish(moving)
@@ -187,7 +279,7 @@ class Relocation:
         if self.check is None or mono_ms < self._check_at_ms:
             return False
         self._check_at_ms = mono_ms + CHECK_MS
-        self.thread.begin(self.check)
+        self._begin(Call(self.thread, mono_ms), self.check)
         return True
 
     def _failed(self, wrong: BaseException, moving: Move | None, removing: list[list[int]], mono_ms: int) -> None:
@@ -228,7 +320,11 @@ class Relocation:
         return sorted(found, key=lambda each: (each.topic_id, each.name))
 
     def _begin_move(self) -> bool:
+        hung = {call.move.target for call in self._hung if call.move is not None}
         for file in self.due():
+            target = names.name_of(self.data_dir, file.topic_id, file.name, file.edition + 1)
+            if target in hung:
+                continue  # whoever copied it too would write where the other one writes
             ranges = upkeep.ranges(self.shared, file.number)
             if not ranges:  # its topic moved too often while it was looked at, or it has just gone
                 self._refused[file.number, file.serial] = self._now_ms + RETRY_MS
@@ -237,13 +333,11 @@ class Relocation:
                 self._refused[file.number, file.serial] = self._now_ms + NEEDED_MS
                 continue
             source = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
-            target = names.name_of(self.data_dir, file.topic_id, file.name, file.edition + 1)
             try:
                 move = Move(file, source, target, source.path("data").stat().st_size)
             except FileNotFoundError:
                 continue
-            self._moving = move
-            self.thread.begin(partial(self._copy, move))
+            self._begin(Call(self.thread, self._now_ms, move), partial(self._copy, move))
             return True
         return False
 
@@ -260,6 +354,8 @@ class Relocation:
         ranges = upkeep.ranges(self.shared, move.file.number)
         if not ranges or not upkeep.lives(self.shared, move.file.number, move.file.serial):
             return
+        if FILE.unpack_from(ranges[0][2], ROW.size)[1:4] != (move.file.topic_id, move.file.name, move.file.edition):
+            return  # a writer that has begun anew since has given the number to another
         slot, topic_id, body, deleted = ranges[0]
         for kind in ("index", "tags"):
             copy_whole(move.source.path(kind), move.target.path(kind), self.files)
@@ -280,15 +376,19 @@ class Relocation:
     # ---- no more
 
     def _begin_removal(self) -> bool:
-        gone = self.gone()[:GONE_A_LOOK]
+        hung = [call.removing[call.removed] for call in self._hung if call.removed < len(call.removing)]
+        gone = [file for file in self.gone() if file not in hung][:GONE_A_LOOK]
         if not gone:
             return False
-        self._removing = gone
+        call = Call(self.thread, self._now_ms, removing=gone)
         objects = [cold_name(names.name_of(self.data_dir, topic_id, name, edition)) for _kind, topic_id, name, edition in gone]
 
         def remove() -> None:
             for each in objects:
+                if call.given_up:
+                    return
                 self.cold.delete(each)
+                call.removed += 1
 
-        self.thread.begin(remove)
+        self._begin(call, remove)
         return True

@@ -8,7 +8,6 @@ A directory from before there were ids knows its tier by what it has moved there
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -29,12 +28,14 @@ PLANNED = Path("meta") / "cold-tier.new"  # an id that no tier may have yet: the
 FORMAT, VERSION = "topicsd-cold", 1
 MARKER_BYTES_MAX = 4096
 BELIEVED_S = 1.0  # a read asks for the marker again after so long, and whenever an object is not there
-FAILS, UNMARKED, ANOTHER, UNKNOWN = 1, 2, 3, 4
+FAILS, UNMARKED, ANOTHER, UNKNOWN, HANGS = 1, 2, 3, 4, 5
+MEET_S = 15.0  # whoever may mark it waits so long for another one that does
 WHY = {
     FAILS: "it can not be asked; the keeper's log has the reason",
     UNMARKED: f"{MARKER} is not there: is its disk mounted?",
     ANOTHER: f"its {MARKER} is not the one that {MEMORY} remembers: it is another directory's",
     UNKNOWN: f"{MARKER} is not there, and nothing of what was moved there is: is it the right one, and its disk mounted?",
+    HANGS: "a call of the keeper has not come back; its log says which",
 }
 
 
@@ -115,19 +116,29 @@ class KnownCold:
 
     def _meet(self, first_use: bool) -> None:
         """The directory remembers no tier. Who only reads marks none, and needs no lock: a read that hangs would hold it for ever."""
-        with self._lock if self.keeps else contextlib.nullcontext():
-            if not self._unused:
-                needed = list(self._needed())
-                self._unused = not needed and self.keeps  # whoever moves knows; what another process moves it has to look for
-                if needed:
-                    self._recognise(needed)
-                    self._adopt(self._mark() or self._planned())
-                    return
-            if first_use:
-                mark, planned = self._mark(), self._planned()
-                if mark not in (None, planned):
-                    raise ColdAwayError(ANOTHER)
-                self._adopt(planned)
+        if not self.keeps:
+            self._look_for_it(first_use)
+            return
+        if not self._lock.acquire(timeout=MEET_S):
+            raise ColdError("the cold tier is being marked, or looked for, by a call that has not come back")
+        try:
+            self._look_for_it(first_use)
+        finally:
+            self._lock.release()
+
+    def _look_for_it(self, first_use: bool) -> None:
+        if not self._unused:
+            needed = list(self._needed())
+            self._unused = not needed and self.keeps  # whoever moves knows; what another process moves it has to look for
+            if needed:
+                self._recognise(needed)
+                self._adopt(self._mark() or self._planned())
+                return
+        if first_use:
+            mark, planned = self._mark(), self._planned()
+            if mark not in (None, planned):
+                raise ColdAwayError(ANOTHER)
+            self._adopt(planned)
 
     def _needed(self) -> Iterator[Name]:
         """Segments whose data is not here."""
