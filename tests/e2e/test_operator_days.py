@@ -44,7 +44,8 @@ def disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 def remount(place: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True)
+    command = ["mount", "-o", f"remount,{options}", str(place)]
+    assert eventually(lambda: subprocess.run(command, check=False).returncode == 0), "busy: a file that is written there makes `ro` wait"
 
 
 def run(*arguments: str) -> tuple[int, str]:
