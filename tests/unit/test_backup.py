@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -358,6 +359,23 @@ def test_the_commands_say_what_they_do(library: Library, clock: FakeClock, tmp_p
     again = opened(tmp_path / "new", clock)
     assert seen(again) == before
     again.close()
+
+
+def test_paths_may_be_relative(library: Library, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(library)
+    before = seen(library)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    data = os.path.relpath(library.directory)
+    run = lambda *words: CliRunner().invoke(main, list(words))  # noqa: E731
+    for words in (["backup", "shelf", "--data-dir", data], ["backup", "shelf", "--data-dir", data], ["backup", "./a/b", "--data-dir", data, "--cold", "cold"],
+                  ["backup", "shelf", "--verify"], ["restore", "shelf", "again"], ["restore", "./a/b", "deep/again"]):  # fmt: skip
+        told = run(*words)
+        assert told.exit_code == 0, (words, told.output)
+    for name in ("again", "deep/again"):
+        again = opened(tmp_path / "here" / name, clock)
+        assert seen(again) == before
+        again.close()
 
 
 def test_an_object_store_holds_a_backup(library: Library, clock: FakeClock, tmp_path: Path) -> None:
