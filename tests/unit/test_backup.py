@@ -368,8 +368,11 @@ def test_paths_may_be_relative(library: Library, clock: FakeClock, tmp_path: Pat
     monkeypatch.chdir(tmp_path / "here")
     data = os.path.relpath(library.directory)
     run = lambda *words: CliRunner().invoke(main, list(words))  # noqa: E731
-    for words in (["backup", "shelf", "--data-dir", data], ["backup", "shelf", "--data-dir", data], ["backup", "./a/b", "--data-dir", data, "--cold", "cold"],
-                  ["backup", "shelf", "--verify"], ["restore", "shelf", "again"], ["restore", "./a/b", "deep/again"]):  # fmt: skip
+    made = ["--data-dir", data]
+    for words in (
+        ["backup", "shelf", *made], ["backup", "shelf", *made], ["backup", "./a/b", *made, "--cold", "cold"], ["backup", "shelf", "--verify"],
+        ["restore", "shelf", "again"], ["restore", "./a/b", "deep/again"],
+    ):  # fmt: skip
         told = run(*words)
         assert told.exit_code == 0, (words, told.output)
     for name in ("again", "deep/again"):
