@@ -16,6 +16,11 @@ cdef int checked(int64_t result, path) except -1:
     return 0
 
 
+cdef bytes above(bytes path):
+    """The folder that a path stands in."""
+    return os.path.dirname(path) or b"."
+
+
 cdef class NewFile:
     """A file that is written from front to back, synced, and only then gets its name. The calls let go of the GIL.
 
@@ -77,16 +82,16 @@ cdef class NewFile:
     def finish(self):
         """Sync it, give it its name, sync the folder."""
         cdef int64_t result
-        cdef bytes folder = os.path.dirname(self.path)
+        cdef bytes folder = above(self.path)
         cdef const char *old_name = self.temporary
         cdef const char *new_name = self.path
-        cdef const char *above = folder
+        cdef const char *folder_name = folder
         with nogil:
             result = sink_close(&self.sink, True)
             if result >= 0:
                 result = self.files.table.rename(self.files.table.context, old_name, new_name)
             if result >= 0:
-                result = self.files.table.sync_directory(self.files.table.context, above)
+                result = self.files.table.sync_directory(self.files.table.context, folder_name)
         checked(result, self.path)
 
     def abort(self):
@@ -97,11 +102,11 @@ cdef class NewFile:
 
 def make_folder(FileSystem files not None, path):
     """Make one folder and sync the one above it; again is no harm."""
-    cdef bytes name = os.fsencode(path), above = os.path.dirname(os.fsencode(path))
+    cdef bytes name = os.fsencode(path)
     cdef int64_t result = files.table.mkdir(files.table.context, name, 0o755)
     if result != -EEXIST:
         checked(result, path)
-    checked(files.table.sync_directory(files.table.context, above), path)
+    checked(files.table.sync_directory(files.table.context, <bytes>above(name)), path)
 
 
 def remove(FileSystem files not None, path):
@@ -123,7 +128,7 @@ def move_across(FileSystem files not None, path, new_path):
     cdef int64_t result = files.table.rename(files.table.context, old_name, new_name)
     if result != -EXDEV:
         checked(result, path)
-        checked(files.table.sync_directory(files.table.context, <bytes>os.path.dirname(new_name)), new_path)
+        checked(files.table.sync_directory(files.table.context, <bytes>above(new_name)), new_path)
         return
     copy = NewFile(files, new_path)
     try:

@@ -217,7 +217,7 @@ cdef class Front(Answers):
             left = self.need - (self.input.used - self.input_at)
             if taken >= <uint64_t>TURN_BYTES_MAX or buffer_need(&self.input, left) != 0:
                 return
-            got = recv(self.fd, self.input.bytes + self.input.used, left, MSG_DONTWAIT)
+            got = recv(self.fd, self.input.bytes + self.input.used, min(left, <uint64_t>TURN_BYTES_MAX - taken), MSG_DONTWAIT)
             if got <= 0:
                 return
             self.input.used += got

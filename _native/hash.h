@@ -22,45 +22,6 @@
 #define HASH_WIDE_BYTES_MIN 512u /* below, asking for AVX2 would not pay */
 
 #ifdef XXH_DISPATCH_AVX2
-/* xxh3_64 of bytes that are being written: what is there is hashed while it is in the cache. XXH3's own loop, by blocks of a KiB. */
-#define HASH_BLOCK_BYTES (XXH_STRIPE_LEN * ((sizeof(XXH3_kSecret) - XXH_STRIPE_LEN) / XXH_SECRET_CONSUME_RATE))
-
-struct hash_growing {
-    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* what AVX2 asks, whatever the compiler builds for */
-    size_t length, done; /* of all bytes; of those, what is in `acc` */
-};
-
-static inline void hash_growing_begin(struct hash_growing *hash, size_t length) /* at least HASH_WIDE_BYTES_MIN */
-{
-    const xxh_u64 acc[XXH_ACC_NB] = XXH3_INIT_ACC;
-    memcpy(hash->acc, acc, sizeof acc);
-    hash->length = length;
-    hash->done = 0;
-}
-
-static __attribute__((target("avx2"), noinline, unused)) void hash_growing_add(struct hash_growing *hash, const uint8_t *bytes, size_t there)
-{
-    const size_t end = (there < hash->length ? there : hash->length - 1) / HASH_BLOCK_BYTES * HASH_BLOCK_BYTES; /* never the last byte */
-    size_t at = hash->done;
-    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* in registers: through the pointer each stripe would wait for the one before */
-    memcpy(acc, hash->acc, sizeof acc);
-    for (; at < end; at += HASH_BLOCK_BYTES) {
-        XXH3_accumulate_avx2(acc, bytes + at, XXH3_kSecret, HASH_BLOCK_BYTES / XXH_STRIPE_LEN);
-        XXH3_scrambleAcc_avx2(acc, XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN);
-    }
-    memcpy(hash->acc, acc, sizeof acc);
-    hash->done = at;
-}
-
-static __attribute__((target("avx2"), noinline, unused)) uint64_t hash_growing_end(struct hash_growing *hash, const uint8_t *bytes)
-{
-    hash_growing_add(hash, bytes, hash->length);
-    XXH3_accumulate_avx2(hash->acc, bytes + hash->done, XXH3_kSecret, (hash->length - 1 - hash->done) / XXH_STRIPE_LEN);
-    XXH3_accumulate_avx2(hash->acc, bytes + hash->length - XXH_STRIPE_LEN,
-                         XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN - XXH_SECRET_LASTACC_START, 1);
-    return XXH3_mergeAccs(hash->acc, XXH3_kSecret + XXH_SECRET_MERGEACCS_START, (xxh_u64)hash->length * XXH_PRIME64_1);
-}
-
 /* The same value by AVX2, which is asked of the machine, not of the compiler. */
 static __attribute__((target("avx2"), noinline, unused)) uint64_t xxh3_64_wide(const void *bytes, size_t length)
 {
@@ -120,6 +81,74 @@ static inline uint64_t xxh3_64_seeded(const void *bytes, size_t length, uint64_t
         return xxh3_64_seeded_wide(bytes, length, seed);
 #endif
     return XXH3_64bits_withSeed(bytes, length, seed);
+}
+
+/* xxh3_64 of bytes that are being written: what is there is hashed while it is in the cache. XXH3's own loop, by blocks of a KiB; without AVX2, or
+ * where there are few, all is hashed at the end. */
+#define HASH_BLOCK_BYTES (XXH_STRIPE_LEN * ((sizeof(XXH3_kSecret) - XXH_STRIPE_LEN) / XXH_SECRET_CONSUME_RATE))
+
+struct hash_growing {
+    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* what AVX2 asks, whatever the compiler builds for */
+    size_t length, done; /* of all bytes; of those, what is in `acc` */
+    int wide;
+};
+
+static inline void hash_growing_begin(struct hash_growing *hash, size_t length)
+{
+    const xxh_u64 acc[XXH_ACC_NB] = XXH3_INIT_ACC;
+    memcpy(hash->acc, acc, sizeof acc);
+    hash->length = length;
+    hash->done = 0;
+#ifdef XXH_DISPATCH_AVX2
+    hash->wide = length >= HASH_WIDE_BYTES_MIN && __builtin_cpu_supports("avx2");
+#else
+    hash->wide = 0;
+#endif
+}
+
+#ifdef XXH_DISPATCH_AVX2
+static __attribute__((target("avx2"), noinline, unused)) void hash_growing_add_wide(struct hash_growing *hash, const uint8_t *bytes, size_t there)
+{
+    const size_t end = (there < hash->length ? there : hash->length - 1) / HASH_BLOCK_BYTES * HASH_BLOCK_BYTES; /* never the last byte */
+    size_t at = hash->done;
+    _Alignas(32) xxh_u64 acc[XXH_ACC_NB]; /* in registers: through the pointer each stripe would wait for the one before */
+    memcpy(acc, hash->acc, sizeof acc);
+    for (; at < end; at += HASH_BLOCK_BYTES) {
+        XXH3_accumulate_avx2(acc, bytes + at, XXH3_kSecret, HASH_BLOCK_BYTES / XXH_STRIPE_LEN);
+        XXH3_scrambleAcc_avx2(acc, XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN);
+    }
+    memcpy(hash->acc, acc, sizeof acc);
+    hash->done = at;
+}
+
+static __attribute__((target("avx2"), noinline, unused)) uint64_t hash_growing_end_wide(struct hash_growing *hash, const uint8_t *bytes)
+{
+    hash_growing_add_wide(hash, bytes, hash->length);
+    XXH3_accumulate_avx2(hash->acc, bytes + hash->done, XXH3_kSecret, (hash->length - 1 - hash->done) / XXH_STRIPE_LEN);
+    XXH3_accumulate_avx2(hash->acc, bytes + hash->length - XXH_STRIPE_LEN,
+                         XXH3_kSecret + sizeof(XXH3_kSecret) - XXH_STRIPE_LEN - XXH_SECRET_LASTACC_START, 1);
+    return XXH3_mergeAccs(hash->acc, XXH3_kSecret + XXH_SECRET_MERGEACCS_START, (xxh_u64)hash->length * XXH_PRIME64_1);
+}
+#endif
+
+/* The first `there` bytes are written. */
+static inline void hash_growing_add(struct hash_growing *hash, const uint8_t *bytes, size_t there)
+{
+#ifdef XXH_DISPATCH_AVX2
+    if (hash->wide)
+        hash_growing_add_wide(hash, bytes, there);
+#else
+    (void)hash, (void)bytes, (void)there;
+#endif
+}
+
+static inline uint64_t hash_growing_end(struct hash_growing *hash, const uint8_t *bytes)
+{
+#ifdef XXH_DISPATCH_AVX2
+    if (hash->wide)
+        return hash_growing_end_wide(hash, bytes);
+#endif
+    return xxh3_64(bytes, hash->length);
 }
 
 #endif

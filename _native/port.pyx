@@ -11,7 +11,7 @@ from topicsd._native.regions cimport RING_LIVE, Shared
 from topicsd._native.ring cimport (
     RING_FULL, RING_TOO_LARGE, Ring, completion_done, completion_next, dirty_next, dirty_overflowed, ring_adopt, ring_arm, ring_claim,
     ring_commit, ring_commit_quietly, ring_writer)
-from topicsd._native.scan cimport SCAN_KEY_BYTES_MAX, Write, WriteRequest, encode_write_hashed, encoded_write_bytes, write_key_bytes
+from topicsd._native.scan cimport SCAN_KEY_BYTES_MAX, Write, WriteRequest, encode_write, encoded_write_bytes, write_key_bytes
 
 cdef extern from "ring.h" nogil:
     void ring_bell(int fd)
@@ -42,7 +42,7 @@ cdef void encode_frame(uint8_t *at, uint64_t length, uint64_t topic_id, const Wr
     header.flags = FRAME_FLAG_TOLD | (FRAME_FLAG_KEY if write_key_bytes(request, header_key_bytes) else 0)
     header.count = request.count
     header.topic_id = topic_id
-    encode_write_hashed(request, header_key, header_key_bytes, at + FRAME_HEADER_BYTES, &header.xxh3)
+    encode_write(request, header_key, header_key_bytes, at + FRAME_HEADER_BYTES, &header.xxh3)
     header.synced = request.payload_bytes
 
 

@@ -137,9 +137,8 @@ cdef void delete_free(DeleteRequest *request) noexcept nogil
 # A header key is canonical (`header_key`), of at most SCAN_KEY_BYTES_MAX bytes; 0 bytes: none.
 cdef uint32_t write_key_bytes(const WriteRequest *request, uint32_t header_key_bytes) noexcept nogil
 cdef uint64_t encoded_write_bytes(const WriteRequest *request, uint32_t header_key_bytes) noexcept nogil
-cdef uint64_t encode_write(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination) noexcept nogil
-cdef uint64_t encode_write_hashed(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
-                                  uint64_t *hash) noexcept nogil            # and xxh3_64 of what it wrote
+cdef uint64_t encode_write(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
+                           uint64_t *hash) noexcept nogil                   # hash: xxh3_64 of what it wrote
 
 
 cdef inline const uint8_t *diff_node(const DiffRequest *request, uint32_t i) noexcept nogil:

@@ -27,9 +27,8 @@ cdef extern from "scan_impl.h" nogil:
     void topicsd_delete_free(DeleteRequest *request) noexcept
     int topicsd_scan_check(const uint8_t *body, size_t length, uint32_t max_depth, int only_object, ScanError *error) noexcept
     uint64_t topicsd_encoded_bytes(const WriteRequest *request, uint32_t header_key_bytes) noexcept
-    uint64_t topicsd_encode(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination) noexcept
-    uint64_t topicsd_encode_hashed(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
-                                   uint64_t *hash) noexcept
+    uint64_t topicsd_encode(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
+                            uint64_t *hash) noexcept
     int topicsd_scan_path(int path) noexcept
 
 NODES_MAX = SCAN_NODES_MAX
@@ -62,12 +61,9 @@ cdef uint32_t write_key_bytes(const WriteRequest *request, uint32_t header_key_b
 cdef uint64_t encoded_write_bytes(const WriteRequest *request, uint32_t header_key_bytes) noexcept nogil:
     return topicsd_encoded_bytes(request, header_key_bytes)
 
-cdef uint64_t encode_write(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination) noexcept nogil:
-    return topicsd_encode(request, header_key, header_key_bytes, destination)
-
-cdef uint64_t encode_write_hashed(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
-                                  uint64_t *hash) noexcept nogil:
-    return topicsd_encode_hashed(request, header_key, header_key_bytes, destination, hash)
+cdef uint64_t encode_write(const WriteRequest *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination,
+                           uint64_t *hash) noexcept nogil:
+    return topicsd_encode(request, header_key, header_key_bytes, destination, hash)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -227,18 +223,16 @@ cdef class Write:
 
     def encode(self, header_key=None) -> bytes:
         """Return the body of an append frame: the key section when there is a key, then the record entries."""
+        return self.encode_hashed(header_key)[0]
+
+    def encode_hashed(self, header_key=None):
+        """Return the same, and its xxh3_64 as it was taken on the way."""
         cdef bytes key = header_key or b""
+        cdef uint64_t hash
         if <uint64_t>len(key) > SCAN_KEY_BYTES_MAX:
             raise ValueError("an idempotency key is at most 256 characters")
         cdef bytes body = PyBytes_FromStringAndSize(NULL, topicsd_encoded_bytes(&self.request, len(key)))
-        topicsd_encode(&self.request, <const uint8_t *>key, len(key), <uint8_t *>PyBytes_AS_STRING(body))
-        return body
-
-    def encode_hashed(self):
-        """Return `encode()` and its xxh3_64, taken while it was written."""
-        cdef bytes body = PyBytes_FromStringAndSize(NULL, topicsd_encoded_bytes(&self.request, 0))
-        cdef uint64_t hash
-        topicsd_encode_hashed(&self.request, NULL, 0, <uint8_t *>PyBytes_AS_STRING(body), &hash)
+        topicsd_encode(&self.request, <const uint8_t *>key, len(key), <uint8_t *>PyBytes_AS_STRING(body), &hash)
         return body, hash
 
 

@@ -62,45 +62,28 @@ uint64_t topicsd_encoded_bytes(const struct write_request *request, uint32_t hea
     return request->records_bytes + (key_bytes ? sizeof(struct key_section) + align8(key_bytes) : 0);
 }
 
-uint64_t topicsd_encode(const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination)
+uint64_t topicsd_encode(
+    const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination, uint64_t *hash)
 {
     const uint8_t *key = request->key_bytes ? request->key : header_key;
     const uint32_t key_bytes = request->key_bytes ? request->key_bytes : header_key_bytes;
-    uint8_t *at = destination, *records;
-    if (key_bytes)
-        at += sizeof(struct key_section) + align8(key_bytes);
-    records = at;
-    for (uint32_t i = 0; i < request->count; i++)
+    const uint64_t before = key_bytes ? sizeof(struct key_section) + align8(key_bytes) : 0;
+    uint8_t *const records = destination + before, *at = records;
+    struct hash_growing growing;
+    hash_growing_begin(&growing, request->records_bytes);
+    for (uint32_t i = 0; i < request->count; i++) {
         at = put_record(request, &request->records[i], at);
+        if ((uint64_t)(at - records) - growing.done >= ENCODE_HASH_BYTES)
+            hash_growing_add(&growing, records, (size_t)(at - records));
+    }
+    *hash = hash_growing_end(&growing, records);
     if (key_bytes) {
-        struct key_section section = {(uint16_t)key_bytes, 0, 0, xxh3_64(records, (size_t)(at - records))};
+        struct key_section section = {(uint16_t)key_bytes, 0, 0, *hash};
         memset(records - 8, 0, 8);
         put(put(destination, (const uint8_t *)&section, sizeof section), key, key_bytes);
+        *hash = xxh3_64(destination, before + request->records_bytes);
     }
-    return (uint64_t)(at - destination);
-}
-
-uint64_t topicsd_encode_hashed(
-    const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination, uint64_t *hash)
-{
-    uint64_t length;
-#ifdef XXH_DISPATCH_AVX2
-    if (!request->key_bytes && !header_key_bytes && request->records_bytes >= HASH_WIDE_BYTES_MIN && __builtin_cpu_supports("avx2")) {
-        struct hash_growing growing;
-        uint8_t *at = destination;
-        hash_growing_begin(&growing, request->records_bytes);
-        for (uint32_t i = 0; i < request->count; i++) {
-            at = put_record(request, &request->records[i], at);
-            if ((size_t)(at - destination) - growing.done >= ENCODE_HASH_BYTES)
-                hash_growing_add(&growing, destination, (size_t)(at - destination));
-        }
-        *hash = hash_growing_end(&growing, destination);
-        return request->records_bytes;
-    }
-#endif
-    length = topicsd_encode(request, header_key, header_key_bytes, destination);
-    *hash = xxh3_64(destination, length);
-    return length;
+    return before + request->records_bytes;
 }
 
 #endif

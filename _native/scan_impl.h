@@ -132,9 +132,8 @@ int topicsd_scan_check(const uint8_t *body, size_t length, uint32_t max_depth, i
 
 /* The body of an append frame. `header_key` is canonical; the body's own key wins. */
 uint64_t topicsd_encoded_bytes(const struct write_request *request, uint32_t header_key_bytes);
-uint64_t topicsd_encode(const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination);
-/* The same, and xxh3_64 of what it wrote, most of it taken while it was being written. */
-uint64_t topicsd_encode_hashed(
+/* *hash: xxh3_64 of what it wrote, taken while that was being written. */
+uint64_t topicsd_encode(
     const struct write_request *request, const uint8_t *header_key, uint32_t header_key_bytes, uint8_t *destination, uint64_t *hash);
 
 /* Tests: take another path (enum json_path). Returns the one before. */

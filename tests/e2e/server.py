@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from e2e.client import Address, Answer, Cut, Line
+from fakes.patience import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0  # how long a bug may take to fail a test; a busy machine must not
 START_S_MAX = 60.0
 STOP_S_MAX = 60.0
 
@@ -241,14 +241,6 @@ def held_sockets(pid: int) -> set[str]:
                 if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
                     found.add(match[1])
     return found
-
-
-def eventually(check: Any, within_s: float = PATIENCE_S) -> Any:
-    """Call `check` until it returns something true, at most so many seconds. Return its last result."""
-    deadline = time.monotonic() + within_s
-    while not (result := check()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return result
 
 
 def tool(name: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.faulty_files import FaultyFiles
+from fakes.patience import eventually
 from oracle import segment_oracle as oracle
 from oracle.segment_oracle import HOLE, Row
 from topicsd._native import frame, segment, whole_files
@@ -324,8 +325,7 @@ def test_threads_that_all_hang_are_noticed_without_waiting(slow: Slow) -> None:
     slow.go.clear()
     reader = reader_of(slow, now, threads=2, wait_ms=1000, retry_ms=3000)
     held: list[Future[bytes]] = [reader.submit(f"x{k}", 0, 10) for k in range(2)]
-    while len(slow.reads) < 2:
-        time.sleep(0.001)  # until both threads are in the store: no clock of ours moves
+    assert eventually(lambda: len(slow.reads) == 2), "both threads are in the store: no clock of ours moves"
     now[0] = 1000
     with pytest.raises(ColdUnavailableError):
         reader.submit("y", 0, 10)
@@ -394,10 +394,7 @@ def asked(reader: ColdReader, stuck: Stuck, name: str) -> Future[bytes] | None:
         future = reader.submit(name, 0, 1)
     except ColdUnavailableError:
         return None
-    end_s = time.monotonic() + 30
-    while len(stuck.reads) == before and time.monotonic() < end_s:
-        time.sleep(0.001)
-    assert len(stuck.reads) == before + 1
+    assert eventually(lambda: len(stuck.reads) > before) and len(stuck.reads) == before + 1
     return future
 
 
@@ -422,20 +419,13 @@ def test_an_object_whose_read_never_returns_is_asked_again_once_its_time_is_up(s
     assert again is not None and again.result(10) == b"x"
     assert reader.stuck() == 1
     stuck.release()
-    until_so(lambda: reader.stuck() == 0)
+    assert eventually(lambda: reader.stuck() == 0)
     assert reader.read("x", 0, 1) == b"x" and len(stuck.reads) == 3
     reader.close()
 
 
 def threads() -> int:
     return sum(thread.name == "cold" for thread in threading.enumerate())
-
-
-def until_so(check: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not check():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_a_store_that_hangs_for_days_is_asked_less_and_less_often_and_holds_few_threads(stuck: Stuck) -> None:
@@ -474,7 +464,7 @@ def test_however_many_objects_hang_threads_are_bounded_and_the_others_are_served
         assert reader.stuck() <= STUCK_MAX and threads() - before <= STUCK_MAX + 4
     assert reader.stuck() == STUCK_MAX
     stuck.release()
-    until_so(lambda: reader.stuck() == 0)
+    assert eventually(lambda: reader.stuck() == 0)
     stuck.hung.clear()
     for name in ("x1", f"x{STUCK_MAX + 9}"):
         now[0] += 86_400_000
@@ -491,6 +481,6 @@ def test_what_a_read_brings_that_was_given_up_is_kept(stuck: Stuck) -> None:
     reader.give_up_late()
     assert held is not None and held.done() and reader.stuck() == 1
     stuck.release()
-    until_so(lambda: reader.stuck() == 0)
+    assert eventually(lambda: reader.stuck() == 0)
     assert reader.read("x", 0, 1) == b"x" and len(stuck.reads) == 1, "a slow store is served in the end"
     reader.close()

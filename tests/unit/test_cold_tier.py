@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from click.testing import CliRunner
 from fakes.clock import FakeClock
 from fakes.in_process import Library
 from fakes.object_store import a_bucket
+from fakes.patience import eventually
 from topicsd._native import upkeep
 from topicsd.api.probes import restrictions
 from topicsd.backup.make import Backup
@@ -340,18 +340,11 @@ def test_what_nobody_can_read_of_the_cold_tier_is_left_out_of_the_counts(library
         return (state["count"], state["bytes"], state["earliest"]) == (len(records), sizes, records[0]["$seq"])
 
     times = iter(range(3000, 3_000_000, 3000))
-    until(told)
+    assert eventually(told)
     library.delete("t", before_seq=records[5]["$seq"])
     records = records[5:]
-    until(told)
+    assert eventually(told)
     care.damage.cold.close()
-
-
-def until(check: Any) -> None:
-    end_s = time.monotonic() + 30
-    while not check():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_a_store_that_does_not_answer_leaves_the_counts_as_they_are_and_keeps_nobody_waiting(library: Library, tmp_path: Path) -> None:
@@ -372,10 +365,10 @@ def test_a_store_that_does_not_answer_leaves_the_counts_as_they_are_and_keeps_no
     care.damage.cold = ColdCounts(library.shared, SimpleNamespace(read=read))  # type: ignore[arg-type]
     for n in range(5):
         care.step(n * 3000, 0)
-    until(lambda: len(asked) == 1)
+    assert eventually(lambda: len(asked) == 1)
     assert library.state("t")["count"] == 400
     answers.set()
-    until(lambda: (care.step(15_000, 0), library.state("t")["count"])[1] == 300)
+    assert eventually(lambda: (care.step(15_000, 0), library.state("t")["count"])[1] == 300)
     care.damage.cold.close()
 
 
@@ -397,12 +390,12 @@ def test_a_count_whose_read_never_comes_back_is_made_by_another_thread(library: 
     care = library.upkeep()
     care.damage.cold = ColdCounts(library.shared, SimpleNamespace(read=read), lambda: int(now_s[0] * 1000))  # type: ignore[arg-type]
     care.step(0, 0)
-    until(lambda: len(asked) == 1)
+    assert eventually(lambda: len(asked) == 1)
     now_s[0] = 60.0
     care.step(60_000, 0)
     now_s[0] = 120.0
     steps = itertools.count(120_000, 3000)
-    until(lambda: (care.step(next(steps), 0), library.state("t")["count"])[1] == 300)
+    assert eventually(lambda: (care.step(next(steps), 0), library.state("t")["count"])[1] == 300)
     never.set()
     care.damage.cold.close()
 

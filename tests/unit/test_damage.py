@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.patience import eventually
 from fakes.workers import Workers
 from oracle.model import Refused
 from topicsd._native import log_damage, work
@@ -73,14 +73,6 @@ def lost(library: Library, name: str) -> set[int]:
     tombstones = library.read_all(name)[1]
     assert {each["reason"] for each in tombstones} <= {"corrupt"}
     return {seq for each in tombstones for seq in range(each["gap_from"], each["gap_to"] + 1)}
-
-
-def eventually(check: Callable[[], Any]) -> Any:
-    """What `check` returns once that is something true; what a process has verified it believes for a second."""
-    deadline = time.monotonic() + 60
-    while not (result := check()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return result
 
 
 def agree(library: Library, name: str, care: Upkeep) -> None:

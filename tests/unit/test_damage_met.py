@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.patience import eventually
 from topicsd._native import upkeep
 from topicsd.metrics import collect, to_json
 from topicsd.segments.cold import FolderCold
@@ -51,14 +51,6 @@ def ruin(paths: list[Path], name: str) -> None:
         flip(path, f"{name} {number * RECORDS + RECORDS - 1:06d}".encode())
 
 
-def eventually(check: Callable[[], Any]) -> Any:
-    """What `check` returns once that is something true."""
-    deadline = time.monotonic() + 60
-    while not (result := check()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return result
-
-
 def agree(library: Library, *names: str) -> None:
     """What is counted is what is read."""
     for name in names:
@@ -70,6 +62,13 @@ def agree(library: Library, *names: str) -> None:
 def shown(library: Library, word: str) -> int:
     """What the metrics say of all topics."""
     return int(to_json(collect(library.shared, 1, 0, [], False))[f"topics_{word}_live"])
+
+
+def looked(library: Library, **more: Any) -> Upkeep:
+    """A keeper that has looked at what was met so far."""
+    care = library.upkeep(rewrite=False, **more)
+    care.step(0, 0)
+    return care
 
 
 def restarted(library: Library) -> Upkeep:
@@ -112,8 +111,7 @@ def test_more_files_than_one_read_was_made_for_are_told(library: Library) -> Non
         path.unlink()
     library.diff("t")
     library.diff("t", from_seq=300 * RECORDS - 2)
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     assert {path for path, _offset, _what in care.damage._found} == set(paths)
     assert library.state("t")["count"] == 0
 
@@ -134,8 +132,7 @@ def test_damage_on_this_disk_and_in_the_cold_tier_is_told_by_one_read(library: L
     library.cold = cold
     upkeep.cold_attach(library.shared, 4 << 20)
     library.diff("t")
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     assert sorted(known[2] for known in care.damage._found.values() if known is not None) == [1, RECORDS + 1, 2 * RECORDS + 1]
 
 
@@ -143,13 +140,11 @@ def test_a_keeper_that_comes_after_another_knows_what_that_one_had_found(library
     paths = sealed(library, "t")
     ruin(paths[:2], "t")
     library.diff("t")
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     assert care.figures.get("damaged") == 2
     flip(paths[2], b"t 000011")
     assert eventually(lambda: library.diff("t", from_seq=3 * RECORDS - 1)["tombstone"])  # what was verified is believed for a second
-    after = library.upkeep(rewrite=False, figures=care.figures)
-    after.step(0, 0)
+    after = looked(library, figures=care.figures)
     assert after.figures.get("damaged") == 3
     agree(library, "t")
 
@@ -158,12 +153,10 @@ def test_what_a_keeper_had_counted_is_counted_again_by_the_next_one(library: Lib
     paths = sealed(library, "t")
     ruin(paths, "t")
     library.diff("t")
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     assert library.state("t")["count"] == 3 * (RECORDS - 1)
     library.delete("t", before_seq=3 * RECORDS + 1)
-    after = library.upkeep(rewrite=False, figures=care.figures)
-    after.step(0, 0)
+    after = looked(library, figures=care.figures)
     assert after.figures.get("damaged") == 0
     library.append("t", [{"data": "a"}])
     assert library.state("t")["count"] == 1, "nothing that is damaged is left"
@@ -173,8 +166,7 @@ def test_a_second_place_in_a_file_that_is_damaged_already_is_told_too(library: L
     paths = sealed(library, "t")
     ruin(paths[:1], "t")
     library.diff("t")
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     first = set(care.damage._found)
     flip(paths[0], b"t 000001")
     care.step(10_000, 0)
@@ -217,8 +209,7 @@ def test_the_totals_leave_out_what_each_topic_leaves_out(library: Library) -> No
     for name in ("t", "u"):
         ruin(paths[name], name)
         library.diff(name)
-    care = library.upkeep(rewrite=False)
-    care.step(0, 0)
+    care = looked(library)
     assert (shown(library, "records"), shown(library, "bytes")) == (summed("count"), summed("bytes"))
     assert shown(library, "records") == 9 * RECORDS - 6
     library.drop("u")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from structlog.testing import capture_logs
 
 from fakes.clock import FakeClock
 from fakes.in_process import Library
+from fakes.patience import eventually
 from topicsd import relocate
 from topicsd._native import upkeep
 from topicsd.api import probes
@@ -59,24 +59,21 @@ class Moves:
     def __init__(self, tmp_path: Path) -> None:
         (tmp_path / "cold").mkdir()
         self.cold = Hanging(tmp_path / "cold")
-        self.library = Library(str(tmp_path / "data"), FakeClock(), file_bytes=1 << 18)
-        self.library.cold = self.cold
-        upkeep.cold_attach(self.library.shared, 4 << 20)
-        self.library.put("t")
+        self.engine = Library(str(tmp_path / "data"), FakeClock(), file_bytes=1 << 18)
+        self.engine.cold = self.cold
+        upkeep.cold_attach(self.engine.shared, 4 << 20)
+        self.engine.put("t")
         for first in range(0, 400, 20):
-            self.library.append("t", [{"data": f"{n}" + "x" * 2000} for n in range(first, first + 20)])
-        self.library.seal("t", 100)
-        self.relocation: Relocation = self.library.relocation(self.cold, thread=Thread(), check=self.cold.check)
+            self.engine.append("t", [{"data": f"{n}" + "x" * 2000} for n in range(first, first + 20)])
+        self.engine.seal("t", 100)
+        self.relocation: Relocation = self.engine.relocation(self.cold, thread=Thread(), check=self.cold.check)
 
     def figure(self, name: str) -> int:
-        return self.library.store.figures.get(name)
+        return self.engine.store.figures.get(name)
 
     def until(self, mono_ms: int, done: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + 30
-        while not done():
-            assert time.monotonic() < end_s, self.cold.begun
-            self.relocation.step(mono_ms)
-            time.sleep(0.002)
+        """Step until it is so."""
+        assert eventually(lambda: done() or self.relocation.step(mono_ms)), self.cold.begun
 
     def rests(self, mono_ms: int) -> None:
         """Step until nothing is under way and nothing is due."""
@@ -88,7 +85,7 @@ def moves(tmp_path: Path) -> Iterator[Moves]:
     made = Moves(tmp_path)
     yield made
     made.cold.go.set()
-    made.library.close()
+    made.engine.close()
 
 
 FIRST = f"{1:020d}"
@@ -107,7 +104,7 @@ def give_up(moves: Moves, mono_ms: int) -> None:
 
 
 def test_a_copy_that_does_not_come_back_is_told_and_others_go_on_when_the_tier_answers(moves: Moves) -> None:
-    before = moves.library.read_all("t"), moves.library.state("t")
+    before = moves.engine.read_all("t"), moves.engine.state("t")
     name = hang_in(moves)
     moves.relocation.step(HUNG_MS)
     assert moves.figure("cold_hung") == 0, "it has as long again for its bytes"
@@ -125,31 +122,31 @@ def test_a_copy_that_does_not_come_back_is_told_and_others_go_on_when_the_tier_a
     moves.until(2 * AFTER_MS + 1, lambda: moves.figure("cold_moved") == 3)
     assert moves.figure("cold_hung") == 0 and moves.cold.begun.count(name) == 1, "what has come late is taken"
     moves.rests(3 * AFTER_MS)
-    assert (moves.library.read_all("t"), moves.library.state("t")) == before
-    moves.library.stop()
-    report = fsck(Path(moves.library.directory), cold=moves.cold)
+    assert (moves.engine.read_all("t"), moves.engine.state("t")) == before
+    moves.engine.stop()
+    report = fsck(Path(moves.engine.directory), cold=moves.cold)
     assert (report.problems, report.cold) == ([], 3)
 
 
 def test_a_late_copy_of_a_segment_that_has_gone_meanwhile_is_not_published(moves: Moves) -> None:
     hang_in(moves)
     give_up(moves, AFTER_MS)
-    moves.library.drop("t")
-    moves.library.checkpoint()
-    moves.library.put("t")
+    moves.engine.drop("t")
+    moves.engine.checkpoint()
+    moves.engine.put("t")
     moves.cold.go.set()
     moves.until(2 * AFTER_MS, lambda: moves.figure("cold_hung") == 0)
     moves.rests(2 * AFTER_MS)
     assert moves.figure("cold_moved") == 0
-    assert moves.library.state("t")["count"] == 0
+    assert moves.engine.state("t")["count"] == 0
 
 
 def test_a_removal_that_does_not_come_back_is_not_begun_again_and_others_go_on(moves: Moves) -> None:
     moves.until(0, lambda: moves.figure("cold_moved") == 3)
     moves.rests(RETRY_MS)
-    moves.library.drop("t")
+    moves.engine.drop("t")
     for _ in range(3):
-        moves.library.checkpoint()
+        moves.engine.checkpoint()
     moves.cold.begun.clear()
     name = hang_in(moves, AFTER_MS)
     give_up(moves, 2 * AFTER_MS)
@@ -165,9 +162,9 @@ def test_a_removal_that_does_not_come_back_is_not_begun_again_and_others_go_on(m
 def test_a_removal_that_is_slow_does_not_hang(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     moves.until(0, lambda: moves.figure("cold_moved") == 3)
     moves.rests(RETRY_MS)
-    moves.library.drop("t")
+    moves.engine.drop("t")
     for _ in range(3):
-        moves.library.checkpoint()
+        moves.engine.checkpoint()
     one, delete = threading.Semaphore(0), moves.cold.delete
     monkeypatch.setattr(moves.cold, "delete", lambda name: one.acquire() and delete(name))
     now_ms = AFTER_MS
@@ -224,8 +221,8 @@ def test_a_call_that_hangs_while_a_tier_is_marked_keeps_others_from_that(moves: 
 
 
 def test_ready_says_that_a_call_hangs(moves: Moves) -> None:
-    moves.library.store.figures.set("cold_away", HANGS)
+    moves.engine.store.figures.set("cold_away", HANGS)
     shared = SimpleNamespace(shard=lambda _number: {"read_only": 0}, get=lambda _name: 0)
-    context: Any = SimpleNamespace(shared=shared, figures=moves.library.store.figures, settings=SimpleNamespace(cold_dir="/there"))
+    context: Any = SimpleNamespace(shared=shared, figures=moves.engine.store.figures, settings=SimpleNamespace(cold_dir="/there"))
     (reason,) = probes.restrictions(context)
     assert reason.startswith("cold_unavailable: /there: a call of the keeper has not come back") and "not served" not in reason

@@ -68,7 +68,7 @@ class Restore:
     """One run. Raises BackupError, OSError."""
 
     def __init__(self, shelf: Shelf, target: Path, until: Until | None = None, number: int | None = None, files: FileSystem | None = None) -> None:
-        self.shelf, self.target, self.until, self.wanted = shelf, target.absolute(), until or Until(), number
+        self.shelf, self.target, self.until, self.wanted = shelf, target, until or Until(), number
         self.files = files or FileSystem()
         self.report = Restored()
 

@@ -75,7 +75,7 @@ class FolderShelf:
     """A folder, made durable file by file."""
 
     def __init__(self, root: Path, files: FileSystem | None = None) -> None:
-        self.root, self.files = root.absolute(), files or FileSystem()
+        self.root, self.files = root, files or FileSystem()
         self._made = set[str]()
 
     @contextmanager

@@ -70,7 +70,7 @@ class FolderCold:
     """A folder, on a slower or larger disk."""
 
     def __init__(self, root: Path, files: FileSystem | None = None) -> None:
-        self.root = root.absolute()
+        self.root = root
         self._files = files
 
     def put(self, name: str, path: Path) -> None:
