@@ -30,10 +30,12 @@ from topicsd._native.log_walk import read as read_log
 from topicsd._native.regions import Shared
 from topicsd.checkpoint import CheckpointOptions, Checkpoints, Loaded, files_of, wrong_sizes
 from topicsd.clock import Clock
+from topicsd.damage import identity
 from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.errors import Throttled
 from topicsd.figures import Figures
 from topicsd.room import NO_ROOM, NoRoomError, Reserve, free_bytes, has_inodes
+from topicsd.segments.repair import changed_files
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
 SETTLING = "SETTLING"  # a file that stands there while a start in another boot has not noted all jumps: what START says of the boot does not count
@@ -318,9 +320,13 @@ class Store:
                 self.degraded.append(f"{os.fsdecode(damage.path)}, byte {damage.offset}: {damage.got}, expected {damage.expected}")
             if damages:
                 quarantine_ranges(damages, self.path / "quarantine", number)
+        # An index that fsck has made again from damaged data is sound, and calls lost what was live.
+        repaired = changed_files(self.path / "quarantine")
         for file in upkeep.listed(self.shared):
-            if wrong := wrong_sizes(self.path, file):
+            wrong = wrong_sizes(self.path, file)
+            if wrong:
                 self.suspects.append(wrong)
+            if wrong or (repaired and any((path.parent.name, path.name) in repaired for path in files_of(self.path, identity(file)))):
                 upkeep.suspect(self.shared, file.number, file.serial, upkeep.MET)
 
     def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:

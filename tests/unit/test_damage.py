@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,6 +212,27 @@ def test_fsck_tells_files_that_the_snapshot_leads_to_and_that_are_gone_or_anothe
     assert "the snapshot leads there" in problems[0].what
 
 
+@pytest.mark.parametrize("cut", ["in the second segment", "in front of all"])
+def test_fsck_tells_what_a_pack_that_was_cut_short_has_lost(library: Library, cut: str) -> None:
+    sealed(library, "t", "u", "v", pack=True)
+    library.checkpoint()
+    library.close()
+    directory, path = Path(library.directory), one(library, "*.pack")
+    raw = path.read_bytes()
+    begins = [found.start() for found in re.finditer(b"TPSGDAT1", raw)]
+    os.truncate(path, begins[1] + 30_000 if cut == "in the second segment" else 100)
+    for mend in (False, True, False):
+        report = fsck(directory, mend=mend)
+        losses = [problem for problem in report.problems if problem.loses]
+        if cut == "in the second segment":
+            records = [int(found[1]) for problem in losses if (found := re.search(r"(\d+) records lost", problem.what))]
+            assert begins[1] < losses[0].offset < begins[2] == losses[1].offset and len(losses) == 2
+            assert len(records) == 1 and 0 < records[0] < RECORDS and report.records + records[0] == 2 * RECORDS
+        else:
+            assert [problem.offset for problem in losses] == begins
+        assert {problem.path for problem in report.problems} == {path}
+
+
 GONE: dict[str, Callable[[Path], None]] = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: os.truncate(path, 0),
@@ -304,6 +326,27 @@ def test_a_page_of_an_index_that_the_disk_does_not_give_back_costs_no_record(lib
     before = library.read_all("t"), library.state("t")
     os.truncate(one(library, "*.idx"), 4096)  # under the map: a load from behind there is a SIGBUS, as with a bad page
     assert (library.read_all("t"), library.state("t")) == before
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_fsck_could_not_repair_is_told_and_not_counted_without_a_scrub(library: Library, pack: bool) -> None:
+    sealed(library, "t", pack=pack)
+    library.checkpoint()
+    path = one(library, "*.pack" if pack else "*.data")
+    index, begins = (path, path.read_bytes().index(b"TPSGIDX1")) if pack else (one(library, "*.idx"), 0)
+    for spoiled, offset in ((path, 30_000), (index, begins + 128 + 24 * 100)):
+        with spoiled.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(24))
+    library.close()
+    assert fsck(Path(library.directory), mend=True).done
+    library.kill()
+    care = library.upkeep(rewrite=False)
+    missing = lost(library, "t")
+    assert 0 < len(missing) < RECORDS and alarmed(library, care)
+    care.step(0, 0)
+    assert not alarmed(library, care)
+    agree(library, "t", care)
 
 
 @pytest.mark.parametrize("way", list(GONE))

@@ -19,8 +19,8 @@ from topicsd.segments import names
 from topicsd.segments.cold import Cold, ColdError, cold_name, what_is_wrong
 from topicsd.segments.names import Name, Place
 from topicsd.segments.repair import move_aside, repair
-from topicsd.segments.rows import Range, missing
-from topicsd.segments.verify import Checked, Problem, Verifier, check_cold, load, pack_places
+from topicsd.segments.rows import Range, missing, places_in
+from topicsd.segments.verify import DIRECTORY, Checked, Problem, Verifier, check_cold, load, pack_places
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Report:
     records: int = 0
     deleted: int = 0
     held: dict[Path, set[Range]] = field(default_factory=dict)  # by the data part's file, or the pack
+    unlisted: set[Path] = field(default_factory=set)  # packs whose directory can not be read: they do not tell what has been in them
 
 
 class InUseError(Exception):
@@ -74,6 +75,7 @@ def fsck(data_dir: Path, *, mend: bool = False, cold: Cold | None = None) -> Rep
             _check_logs(data_dir, report, mend)
         _check_segments(data_dir, report, mend, cold)
         if not report.refused:
+            _check_rows(data_dir, report)
             report.problems += missing(data_dir, report.held, {problem.path for problem in report.problems})
     return report
 
@@ -185,8 +187,19 @@ def _check_pack(path: Path, verifier: Verifier, report: Report, quarantine: Path
         report.refused.append(f"{path}: {wrong}")
         return
     report.problems += problems
+    if any(problem.what.startswith(DIRECTORY) for problem in problems):
+        report.unlisted.add(path)
     for place in places:
         _check_one(place, verifier, report, quarantine)
+
+
+def _check_rows(data_dir: Path, report: Report) -> None:
+    """What the newest snapshot leads to in packs that do not tell it; nothing is mended there, for nothing says where a part ends."""
+    verifier = Verifier()
+    for place in places_in(data_dir, report.unlisted):
+        stands = (place.topic_id, place.first_seq, place.last_seq, place.data.offset, place.index.offset)
+        if stands not in report.held.get(place.data.path, ()):
+            _check_one(place, verifier, report, None)
 
 
 def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Path | None) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from topicsd.segments.names import Spot
 from topicsd.segments.verify import Checked
+
+_ASIDE = re.compile(r"(.+)-\d{20}(?:-\d+)?\.bin")
 
 
 def sync_folder(folder: Path) -> None:
@@ -48,6 +51,12 @@ def set_aside(quarantine: Path, path: Path, offset: int, raw: bytes) -> Path:
     sync_folder(quarantine)
     sync_folder(quarantine.parent)
     return target
+
+
+def changed_files(quarantine: Path) -> set[tuple[str, str]]:
+    """The folders and names of the files that something was set aside of."""
+    found = (_ASIDE.fullmatch(path.name) for path in (quarantine.iterdir() if quarantine.is_dir() else ()))
+    return {(folder, name) for each in found if each for folder, _dash, name in [each[1].rpartition("-")]}
 
 
 def move_aside(quarantine: Path, path: Path) -> Path:

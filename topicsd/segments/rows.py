@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from topicsd import snapshot
 from topicsd.segments import names
+from topicsd.segments.names import Place, Spot
 from topicsd.segments.verify import Problem
 
 OWN, PACK, COLD = 1, 2, 3
@@ -31,6 +32,12 @@ class Sealed(NamedTuple):
     kind: int
     name: int
     edition: int
+    tags_at: int
+
+    def in_pack(self, path: Path) -> Place:
+        """Where the parts of a range of a pack stand."""
+        topic_id, first, last, data_at, index_at = self.range
+        return Place(Spot(path, data_at), Spot(path, index_at), Spot(path, self.tags_at), topic_id, first, last, index_at - data_at)
 
 
 def topics_of(section: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -65,7 +72,15 @@ def _of_topic(topic_id: int, raw: memoryview) -> Iterator[Sealed]:
     for body in bodies_of(raw)[1]:
         row, file = ROW.unpack_from(raw, body), FILE.unpack_from(raw, body + ROW.size)
         if row[6]:
-            yield Sealed((topic_id, row[0], row[1], row[8] * 8, row[9] * 8), file[7], file[2], file[3])
+            yield Sealed((topic_id, row[0], row[1], row[8] * 8, row[9] * 8), file[7], file[2], file[3], row[10] * 8)
+
+
+def places_in(data_dir: Path, packs: set[Path]) -> Iterator[Place]:
+    """Where the newest snapshot leads to in these packs."""
+    found, _wrong = snapshot.newest(data_dir)
+    for each in sealed_ranges(found) if found is not None and packs else ():
+        if each.kind == PACK and (path := names.pack_path(data_dir, each.name)) in packs:
+            yield each.in_pack(path)
 
 
 def missing(data_dir: Path, held: Mapping[Path, set[Range]], known: set[Path]) -> Iterator[Problem]:

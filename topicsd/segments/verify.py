@@ -17,6 +17,7 @@ OK, NOT_ONE, NEWER, BAD_FRAME, MISMATCH = 0, 2, 4, 7, 5
 PAGE_BYTES = 4096
 FLAG_DELETED = 0xD5
 KINDS = ("data", "index", "tags")
+DIRECTORY = "directory of the pack"
 _MAGIC_DATA = b"TPSGDAT1"
 
 
@@ -106,7 +107,8 @@ class Verifier:
         out.bytes_read = self._read
         if data is None or place.data.offset + 128 > len(data):
             if data is not None:
-                out.problems.append(Problem(place.data.path, place.data.offset, STATUS[1], loses=True, kind="data"))
+                what = f"seqs {place.first_seq} to {place.last_seq} of topic {place.topic_id} are lost: " if place.last_seq else ""
+                out.problems.append(Problem(place.data.path, place.data.offset, f"{what}{STATUS[1]}", loses=True, kind="data"))
             out.problems = [Problem(p.path, p.offset, p.what, loses=True) if p.path == place.data.path else p for p in out.problems]
             return out
         self._examine(out, data, self._held(out, "index", parts["index"]), self._held(out, "tags", parts["tags"]), deleted, remake)
@@ -211,7 +213,7 @@ def pack_places(path: Path, raw: bytes) -> tuple[list[Place], list[Problem]]:
     except SegmentError as wrong:
         if wrong.status == NEWER:
             raise
-        problems.append(Problem(path, max(len(raw) - 64, 0), f"directory of the pack: {STATUS[wrong.status]}"))
+        problems.append(Problem(path, max(len(raw) - 64, 0), f"{DIRECTORY}: {STATUS[wrong.status]}"))
         return list(found_parts(path, raw)), problems
     places = [
         Place(
