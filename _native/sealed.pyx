@@ -3,13 +3,15 @@
 import os
 
 from libc.errno cimport EAGAIN, EIO, ENAMETOOLONG, ENOENT, ENOMEM
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memmove, memset
+from posix.fcntl cimport O_RDONLY
 
 from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, load_acquire_64, store_relaxed_64, store_release_32
 from topicsd._native.cold_window cimport cold_window_at, cold_window_keep, cold_windows_clear, cold_windows_free
+from topicsd._native.files cimport real_files
 from topicsd._native.layout cimport (
     INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE,
     SEGMENT_HOT, SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row,
@@ -34,6 +36,7 @@ cdef enum:
     KEY_PART_BITS = 2
     KEY_FILE_BITS = 22
     INDEX_BYTES_LIKELY = 64 << 20
+    PATH_BYTES_MAX = 4352
     MARKS_UNIT_SHIFT = 6           # a slab's smallest size
 
 
@@ -257,8 +260,12 @@ cdef bint row_marked(const Regions *regions, const segment_row *row, uint64_t se
 # ---- a row's segment --------------------------------------------------------------------------------------------------------
 
 
+cdef inline uint64_t _key(const segment_file *file, uint32_t number, uint64_t part) noexcept nogil:
+    return (file.serial << KEY_FILE_BITS | number) << KEY_PART_BITS | part
+
+
 cdef SegmentMap *_map(Sealed *sealed, const segment_file *file, uint32_t number, uint64_t part) noexcept nogil:
-    return segment_map(&sealed.maps, (file.serial << KEY_FILE_BITS | number) << KEY_PART_BITS | part)
+    return segment_map(&sealed.maps, _key(file, number, part))
 
 
 cdef bint _place(SegmentPart *part, const SegmentMap *map, uint64_t units) noexcept nogil:
@@ -293,6 +300,27 @@ cdef bint _place_whole(Sealed *sealed, const segment_row *row, SegmentPart *part
     return True
 
 
+cdef bint _place_left(Sealed *sealed, const segment_row *row, SegmentPart *part) noexcept nogil:
+    """The same, less what is behind the end of the file: it may have been cut short since it was mapped."""
+    cdef const segment_file *file = &sealed.regions.segment_files[row.file]
+    cdef uint64_t key = _key(file, row.file, PART_PACK if file.kind == SEGMENT_KIND_PACK else PART_DATA)
+    cdef char path[PATH_BYTES_MAX]
+    cdef int64_t bytes
+    cdef int fd
+    if not _place_whole(sealed, row, part):
+        return False
+    fd = _path_of(sealed, key, path, PATH_BYTES_MAX)
+    if fd == 0:
+        fd = real_files().open(NULL, path, O_RDONLY, 0)
+    if fd < 0:    # the map keeps the file
+        return True
+    bytes = real_files().size(NULL, fd)
+    real_files().close(NULL, fd)
+    if bytes >= 0:
+        part.bytes = min(part.bytes, <uint64_t>bytes - min(<uint64_t>bytes, <uint64_t>row.data_at * 8))
+    return True
+
+
 cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, const Mended *made, bint data, bint tags) noexcept nogil:
     """Open the row's segment, with the index that was made again where there is one. SEGMENT_OK, another segment_status, or -EIO: no such part."""
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
@@ -307,7 +335,7 @@ cdef int _open_parts(Sealed *sealed, uint64_t topic_id, const segment_row *row, 
         return -EIO
     if file.kind == SEGMENT_KIND_COLD:    # its data comes block by block (_cold_there); what of it is good is looked at each time
         segment.frame_marks = NULL
-    elif data and not _place_whole(sealed, row, &segment.data):
+    elif data and not (_place_whole(sealed, row, &segment.data) if made == NULL else _place_left(sealed, row, &segment.data)):
         return -EIO
     if tags:
         other = _map(sealed, file, row.file, PART_PACK if pack else PART_TAGS)
@@ -354,7 +382,7 @@ cdef bint _place_data(Sealed *sealed, const segment_row *row, SegmentPart *part,
     """Find all of a segment's data part. `wait`: what of it is in the cold tier is wanted, and comes."""
     cdef const segment_file *file = &sealed.regions.segment_files[row.file]
     cdef const uint8_t *at
-    if _place_whole(sealed, row, part):
+    if _place_left(sealed, row, part):
         return True
     if file.kind != SEGMENT_KIND_COLD or sealed.cold == NULL or not wait or for_want_of_room(sealed.maps.failure):
         return False
@@ -695,15 +723,24 @@ cdef int _index_is_there(void *argument) noexcept nogil:
     return segment_verify_index(&segment, opening.row.first_seq, opening.row.last_seq - opening.row.first_seq + 1, &upto)
 
 
-cdef void _without_bad_pages(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil:
-    """The disk has not given back a page of a segment: if it is one of the index, have the index made again."""
+cdef int _without_bad_pages(const Regions *regions, const Rows *rows, const segment_row *row, bint data) noexcept nogil:
+    """The disk has not given back a page of a segment: if it is one of the index, have the index made again. -EIO: of what is not here yet."""
     cdef Opening opening
+    cdef bint cold = regions.segment_files[row.file].kind == SEGMENT_KIND_COLD
+    cdef int status = 0
     if row.file == 0 or row.flags & ROW_DAMAGED:
-        return
+        return 0
     opening.sealed, opening.topic_id, opening.row = <Sealed *>regions.sealed, rows.topic_id, row
     if guarded_call(_index_is_there, &opening) != 0:
-        sealed_mended(regions, rows, row, data and regions.segment_files[row.file].kind != SEGMENT_KIND_COLD)
+        if not cold or not data:
+            sealed_mended(regions, rows, row, data and not cold)
+        else:
+            opening.sealed.maps.failure = 0
+            _met(opening.sealed, row.file)
+            if _mended(opening.sealed, rows.topic_id, row, True) == NULL and for_want_of_room(opening.sealed.maps.failure):
+                status = -EIO
     opening.sealed.open_turn = 0
+    return status
 
 
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil:
@@ -733,7 +770,9 @@ cdef int _entries(const Regions *regions, const Rows *rows, uint64_t first_seq, 
         if row == NULL or row.file >= SEGMENT_FILES_MAX:
             return VIEW_BUSY
         if row != before:
-            _without_bad_pages(regions, rows, row, records)
+            status = _without_bad_pages(regions, rows, row, records)
+            if status != 0:
+                return status
             before = row
         reading.seq, reading.count, reading.out, reading.faulted = first_seq + number, 1, out + number, True
         status = guarded_call(_read, &reading)

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,25 @@ def test_what_fsck_could_not_repair_is_told_and_not_counted_without_a_scrub(libr
     care.step(0, 0)
     assert not alarmed(library, care)
     agree(library, "t", care)
+
+
+def test_a_pack_that_is_cut_short_under_its_map_keeps_every_record_in_front_of_the_cut(library: Library) -> None:
+    sealed(library, "t", "u", "v", pack=True)
+    for name in "tuv":
+        assert lost(library, name) == set()
+    path = one(library, "*.pack")
+    os.truncate(path, [found.start() for found in re.finditer(b"TPSGDAT1", path.read_bytes())][1] + 30_000)
+    care = library.upkeep(rewrite=False)
+    left = []
+    for name in "tuv":
+        for mono_ms in range(3):
+            with suppress(IoError):  # until the keeper has looked
+                library.read_all(name)
+            care.step(mono_ms, 0)
+        left.append(len(library.read_all(name)[0]))
+        if name != "t":
+            agree(library, name, care)
+    assert left[0] == RECORDS and 0 < left[1] < RECORDS and left[2] == 0
 
 
 @pytest.mark.parametrize("way", list(GONE))

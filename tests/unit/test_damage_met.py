@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from fakes.clock import FakeClock
 from fakes.in_process import Library
 from fakes.patience import eventually
 from topicsd._native import upkeep
+from topicsd._native.reader import IoError
 from topicsd.metrics import collect, to_json
 from topicsd.segments.cold import FolderCold
 from topicsd.upkeep import Upkeep
@@ -134,6 +137,31 @@ def test_damage_on_this_disk_and_in_the_cold_tier_is_told_by_one_read(library: L
     library.diff("t")
     care = looked(library)
     assert sorted(known[2] for known in care.damage._found.values() if known is not None) == [1, RECORDS + 1, 2 * RECORDS + 1]
+
+
+def test_an_index_that_is_cut_short_under_its_map_costs_no_record_of_the_cold_tier(library: Library, tmp_path: Path) -> None:
+    library.put("t")
+    for first in range(0, 900, 100):
+        library.append("t", [{"data": f"{n:06d}" + "x" * 300} for n in range(first, first + 100)])
+        if first % 300 == 200:
+            library.seal("t")
+    library.checkpoint()
+    (tmp_path / "cold").mkdir()
+    library.cold = FolderCold(tmp_path / "cold")
+    upkeep.cold_attach(library.shared, 4 << 20)
+    relocation = library.relocation(library.cold, segments=1)
+    for step in range(20):
+        relocation.step(step * 1000)
+    before = library.read_all("t")
+    assert len(before[0]) == 900 and len(list((tmp_path / "cold").rglob("*.data"))) == 2
+    os.truncate(next(Path(library.directory).rglob("*301.1.idx")), 1000)
+    care = library.upkeep(rewrite=False)
+    for mono_ms in range(3):
+        with suppress(IoError):  # until the keeper has looked
+            library.read_all("t")
+        care.step(mono_ms, 0)
+    assert care.figures.get("damaged") == 1
+    assert library.read_all("t") == before
 
 
 def test_a_keeper_that_comes_after_another_knows_what_that_one_had_found(library: Library) -> None:
