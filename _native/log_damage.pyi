@@ -8,3 +8,6 @@ def shown(shared: Shared) -> list[tuple[int, int]]:
 
 def unreadable(shared: Shared) -> list[tuple[int, int, int, int]]:
     """Return [(slot, topic id, records, bytes)] of the live records that stand there, by topic."""
+
+def begins(shared: Shared, shard: int) -> int:
+    """Return the position of the first file of a shard's log that the writer has not retired: it is to be there. Without one: 2**64 - 1."""

@@ -1,11 +1,11 @@
 """Damaged ranges of the log while the server runs (see log_damage.pxd)."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 from topicsd._native.atomics cimport fence_acquire, load_acquire_64, load_relaxed_64, store_release_64
 from topicsd._native.index cimport view_flags
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOG_DAMAGES_MAX, LOSS_CORRUPT, POSITION_BITS, SHARDS_MAX, index_entry, log_damage,
+    INDEX_DELETED, INDEX_HOLE, LOG_DAMAGES_MAX, LOG_FILES_MAX, LOSS_CORRUPT, POSITION_BITS, SHARDS_MAX, index_entry, log_damage, log_file_row,
 )
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport INDEX_DAMAGED
@@ -122,3 +122,16 @@ def unreadable(Shared shared not None):
             with gil:
                 out.append((slot, lost.topic_id, lost.records, lost.bytes))
     return out
+
+
+def begins(Shared shared not None, uint32_t shard):
+    cdef const log_file_row *rows
+    cdef uint64_t number, count
+    if shard >= SHARDS_MAX:
+        raise ValueError("no such shard")
+    rows = shared.r.files + <uint64_t>shard * LOG_FILES_MAX
+    count = load_acquire_64(&shared.r.control.shards[shard].files)
+    for number in range(count):
+        if not load_acquire_64(&rows[number].retired):
+            return rows[number].first_position
+    return UINT64_MAX

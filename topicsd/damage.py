@@ -174,7 +174,8 @@ class Damage:
             first, begins, read = self._damaged(folder, most)
             size += read
             again = {(each.position, each.got) for each in self._damaged(folder, most)[0]} if first else set()  # a file may have gone meanwhile
-            older = [each for each in self._log_found.get(folder, []) if each.position < begins and Path(os.fsdecode(each.path)).exists()]
+            kept = log_damage.begins(self.shared, int(folder.name[-2:]))  # what ends below it nobody needs
+            older = [each for each in self._log_found.get(folder, []) if each.position < begins and each.position + each.bytes > kept]
             found[folder] = older + [each for each in first if (each.position, each.got) in again]
         self._log_found = found
         self.figures.set("log_damaged", sum(map(len, found.values())))
@@ -192,10 +193,12 @@ class Damage:
         """What is damaged from a position on, that position, and how many bytes were read."""
         shard = int(folder.name[-2:])
         synced = int(str(self.shared.shard(shard)["synced"]))
-        begins = synced
+        begins, kept = synced, log_damage.begins(self.shared, shard)
         with contextlib.suppress(OSError, log_walk.LogFormatError):
             files = log_walk.list_files(os.fsencode(folder))
             begins = next((file.first_position for file in files if file.first_position + file.bytes + most > synced), synced)
+            if not files or begins == files[0].first_position:
+                begins = min(begins, kept)  # the oldest file may be the one that is gone
             walked = log_walk.check(folder, shard, from_position=begins, known=synced)
             return [each for each in walked.damaged if each.position + each.bytes <= synced], begins, walked.bytes
         return [], begins, 0

@@ -201,6 +201,34 @@ def test_a_log_file_that_is_cut_under_the_server_costs_what_was_in_it(server: Se
     assert server.ask("GET", "/v0/ready")[1]["degraded"]
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["the oldest", "the second"])
+def test_a_log_file_that_is_gone_under_the_server_costs_what_was_in_it(tmp_path: Path, which: int) -> None:
+    limits = {"TOPICS_LOG_FILE_BYTES": 1 << 20, "TOPICS_SEGMENT_MAX_AGE_MS": 0, "TOPICS_SEGMENT_MAX_EVENTS": 0, "TOPICS_SEGMENT_MAX_BYTES": 0}
+    with Server(tmp_path, TOPICS_WORKERS=2, TOPICS_SCRUB_BYTES_PER_SECOND=1, **limits) as server:
+        server.ready()
+        assert server.ask("PUT", "/v0/topics/t", {"durability": "fsync"})[0] == 201
+        for _ in range(12):
+            assert server.ask("POST", "/v0/topics/t", {"records": [{"data": "x" * 3000} for _ in range(100)]})[0] == 200
+        paths = sorted((server.directory / "data" / "log").rglob("*.log"))
+        assert len(paths) >= 3
+        inside = [each for each in appends(server.directory / "data") if each.path == paths[which]]
+        gone = {seq for each in inside for seq in range(each.base_seq, each.base_seq + each.count)}
+        paths[which].unlink()
+        pages = list[tuple[int, Any]]()
+
+        def told_of() -> bool:
+            pages.append(diff(server, "t", min(gone) - 1, limit=10))
+            return pages[-1][0] == 200
+
+        server.until(told_of, 20)
+        assert {status for status, _page in pages} <= {200, 503}
+        told = pages[-1][1]["tombstone"]
+        assert (told["gap_from"], told["gap_to"], told["reason"]) == (min(gone), max(gone), "corrupt")
+        ready = server.ask("GET", "/v0/ready")[1]
+        assert ready["degraded"] and "ranges of the log" in str(ready["reasons"])
+        server.until(lambda: server.ask("GET", "/v0/topics/t")[1]["count"] == 1200 - len(gone), 20)
+
+
 # ---- a sealed range's index: the data has the truth, so that nothing is lost
 
 ENTRIES_AT, ENTRY_BYTES, SOURCE = 128, 24, 254 << 56  # segment.h, layout.h: an entry begins with its position

@@ -643,6 +643,37 @@ def test_the_scrub_reads_the_log_too(library: Library) -> None:
     assert care.figures.get("log_damaged") == 1
 
 
+@pytest.mark.parametrize("meet", [met_by_a_scrub, met_by_a_read])
+@pytest.mark.parametrize("which", [0, 1], ids=["oldest", "second"])
+def test_a_log_file_that_is_gone_is_told_to_readers_at_once_also_the_oldest(
+    tmp_path: Path, which: int, meet: Callable[[Library, Upkeep], None]
+) -> None:
+    library = Library(str(tmp_path), FakeClock(), file_bytes=1 << 16)
+    library.put("t")
+    fill(library, "t", 600)
+    library.checkpoint()
+    library.kill()  # nobody has a file of it mapped
+    care = library.upkeep(scrub_bytes_per_second=1 << 40)
+    before = library.state("t")["count"]
+    gone = sorted(tmp_path.rglob("*.log"))[which]
+    gone.unlink()
+    meet(library, care)
+    assert care.figures.get("log_damaged") == 1
+    missing = lost(library, "t")
+    assert missing and (1 in missing) == (which == 0)
+    assert {record["$seq"] for record in library.read_all("t")[0]} == set(range(1, 601)) - missing
+    care.step(300_000, 0)
+    assert library.state("t")["count"] == before - len(missing)
+    care.damage.look_at_log(1)
+    assert care.figures.get("log_damaged") == 1 and lost(library, "t") == missing, "what was not looked at is what it was"
+    seen = library.read_all("t")
+    library.kill()
+    assert library.store.degraded and library.read_all("t") == seen
+    care.step(400_000, 0)
+    assert library.read_all("t") == seen
+    library.close()
+
+
 def test_fsck_scrub_start_and_reads_agree_on_one_damaged_directory(library: Library) -> None:
     names = [f"t{number}" for number in range(6)]
     sealed(library, *names)
