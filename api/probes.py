@@ -13,6 +13,7 @@ from topicsd import limits
 from topicsd.api import answers
 from topicsd.api.context import Context
 from topicsd.api.gate import Route
+from topicsd.log_archive import AWAY
 from topicsd.segments.cold_tier import HANGS, WHY
 
 
@@ -47,7 +48,7 @@ class Ready(Route):
 
 
 def restrictions(context: Context) -> list[str]:
-    """Say in words what does not work: a read-only log, a cold tier that is away, damage that was found."""
+    """Say in words what does not work: a read-only log, a cold tier or an archive that is away, damage that was found."""
     reasons = []
     for number in range(limits.LOG_SHARDS_MAX):  # a directory may hold more shards than the setting says
         if code := int(str(context.shared.shard(number)["read_only"])):
@@ -58,6 +59,8 @@ def restrictions(context: Context) -> list[str]:
     if away := context.figures.get("cold_away"):
         lacks = "nothing is moved there or removed" if away == HANGS else "what stands there is not served"
         reasons.append(f"cold_unavailable: {context.settings.cold_dir}: {WHY[away]}; {lacks} until it is back")
+    if context.figures.get("archive_away"):
+        reasons.append(f"archive_unavailable: {context.settings.log_archive_dir}: {AWAY}")
     return reasons + damages(context)
 
 

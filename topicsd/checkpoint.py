@@ -32,6 +32,7 @@ from topicsd._native import checkpoint, file_ops, log_pins, log_walk, note_rows,
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.upkeep import File
 from topicsd.engine.segments import COLD, PACK
+from topicsd.log_archive import ArchiveAwayError, LogArchive
 from topicsd.pins import pinned
 from topicsd.room import NO_ROOM, free_bytes, has_inodes
 from topicsd.segments.names import PACKS, Name, topic_folder
@@ -56,6 +57,7 @@ FLOOD_BYTES_MIN = 64 * MIB  # written since the last one: less is no flood, howe
 WRITTEN_BESIDE_BYTES = 64 << 10  # a snapshot's header, and what the disk needs to keep it
 RETRY_MS = 10_000  # after a snapshot that could not be written
 SET_ASIDE_EVERY_MS = 5_000
+UNDONE_TOLD_EVERY_MS = 60_000
 SYNCED_NOTE_EVERY_MS = 5_000  # while the log is written; at rest at once
 FULL_EVERY_MS = 1_000  # on a full disk, in place of a minute
 REFUSED_EVERY_MS = 250  # while the log takes no writes for want of room, and this one would give some back
@@ -149,7 +151,9 @@ class Checkpoints:
         self._pool = ThreadPoolExecutor(1, "checkpoint", _give_way) if store.threaded else None
         self._running: Future[None] | None = None
         self._then: Callable[[], None] | None = None
-        self.undone: list[tuple[Path, Path | None]] = []  # files that could not be removed, or archived: tried again after the next checkpoint
+        self.archive = LogArchive(options.archive, store.path, store.files) if options.archive is not None else None
+        self.undone: list[tuple[Path, bool]] = []  # files that could not be removed, or (True) archived: tried again after the next checkpoint
+        self._undone_told_ms: int | None = None
         self.holding: deque[tuple[int, int, int]] = deque()  # shard, position, slot: from there on, what holds the log below is to let go
         self._gone: dict[int, int] = {}  # by shard: log files below this position are removed
 
@@ -496,7 +500,7 @@ class Checkpoints:
         snapshots = [number for number in snapshot.numbers(self.path) if number < self.kept[-1].number and number not in layers] if oldest else []
         if oldest:
             files += self._segments_to_go(oldest) + self._log_to_go()
-        files += [(snapshot.path_of(self.path, number), None) for number in snapshots]
+        files += [(snapshot.path_of(self.path, number), False) for number in snapshots]
         if files:
             self.store.figures.add("files_removed", len(files))
             log.info("files go", segments=self.removed_segment_files, log_files=self.removed_log_files)
@@ -504,13 +508,13 @@ class Checkpoints:
             self.store.engine.queues.sweep()
             self._do(lambda: self._remove(files), None)
 
-    def _segments_to_go(self, oldest: int) -> list[tuple[Path, Path | None]]:
-        going: list[tuple[Path, Path | None]] = []
+    def _segments_to_go(self, oldest: int) -> list[tuple[Path, bool]]:
+        going: list[tuple[Path, bool]] = []
         segments, announced = self.store.engine.segments, False
         while self.waiting and self.waiting[0].until <= oldest:
             gone = self.waiting.popleft()
             if gone.file not in segments.files:
-                going += [(path, None) for path in files_of(self.path, gone.file)]
+                going += [(path, False) for path in files_of(self.path, gone.file)]
                 if gone.file[0] == COLD and gone.file not in segments.cold_gone:
                     segments.cold_gone.append(gone.file)
                 self.removed_segment_files += 1
@@ -521,37 +525,43 @@ class Checkpoints:
             seal_core.announce_retired(self.store.shared)
         return going
 
-    def _log_to_go(self) -> list[tuple[Path, Path | None]]:
+    def _log_to_go(self) -> list[tuple[Path, bool]]:
         """Log files that end below what each kept snapshot needs. A process that still maps one keeps its pages until it lets go."""
-        going: list[tuple[Path, Path | None]] = []
+        going: list[tuple[Path, bool]] = []
         for number, shard in enumerate(self.store.shards):
             below = min((needed[number] if number < len(needed) else 0) for _number, needed, _layers in self.kept)
             folder = Path(os.fsdecode(shard.directory))
             for first in checkpoint.retire_log(self.store.shared, number, below):
                 if first >= self._gone.get(number, 0):
                     self._gone[number] = first + 1
-                    archive = self.options.archive
-                    going.append((folder / f"{first:020d}.log", archive / folder.name / f"{first:020d}.log" if archive else None))
+                    going.append((folder / f"{first:020d}.log", self.archive is not None))
                     self.removed_log_files += 1
         if going:
             seal_core.announce_retired(self.store.shared)
         return going
 
-    def _remove(self, files: list[tuple[Path, Path | None]]) -> None:
+    def _remove(self, files: list[tuple[Path, bool]]) -> None:
         """Remove files, or move them to the archive. What can not be moved now stays where it is, and is tried again."""
-        for path, archived in files:
+        away = False
+        for path, is_archived in files:
             try:
-                if archived is None:
+                if is_archived and self.archive is not None:
+                    self.archive.move(path)
+                else:
                     file_ops.remove(self.store.files, path)
-                    continue
-                archived.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    file_ops.move_across(self.store.files, path, archived)
             except OSError as wrong:
+                away = away or isinstance(wrong, ArchiveAwayError)
                 if not self.undone:
-                    log.error("a file could not be let go", path=str(path), to=str(archived or ""), why=str(wrong))
-                self.undone.append((path, archived))
+                    self._tell_undone(path, self.options.archive if is_archived else None, wrong)
+                self.undone.append((path, is_archived))
+        self.store.figures.set("archive_away", int(away))
         self.store.figures.set("files_undone", len(self.undone))
+
+    def _tell_undone(self, path: Path, archive: Path | None, wrong: OSError) -> None:
+        now_ms = self.store.clock.mono_ms()
+        if self._undone_told_ms is None or now_ms >= self._undone_told_ms + UNDONE_TOLD_EVERY_MS:
+            self._undone_told_ms = now_ms
+            log.error("a file could not be let go", path=str(path), to=str(archive or ""), why=str(wrong))
 
     # ---- start -----------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from topicsd.metrics import Family
 WORDS = (
     # the writer
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
-    "files_undone", "log_held_bytes", "log_spares", "index_warm",
+    "files_undone", "log_held_bytes", "log_spares", "index_warm", "archive_away",
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
@@ -35,6 +35,7 @@ _SHOWN = (
     ),
     ("files_removed", "topics_files_removed_total", "counter", "Log and segment files that nobody needed any more."),
     ("files_undone", "topics_files_not_removed", "gauge", "Of those, what could not be removed or archived yet."),
+    ("archive_away", "topics_log_archive_away", "gauge", "1 while the archive of log files is not there: they stay where they are."),
     (
         "log_held_bytes",
         "topics_wal_held_bytes",

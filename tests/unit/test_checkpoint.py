@@ -19,7 +19,10 @@ from fakes.in_process import Library, Refused
 from fakes.in_process import numbers as values
 from topicsd import checkpoint, limits, snapshot
 from topicsd._native.log_walk import LogFormatError
+from topicsd._native.whole_files import write_whole
+from topicsd.api.probes import restrictions
 from topicsd.checkpoint import LAYERS_A_CHAIN
+from topicsd.log_archive import ArchiveAwayError, LogArchive
 from topicsd.segments.fsck import fsck
 from topicsd.store import Store
 
@@ -1085,6 +1088,107 @@ def test_there_is_no_snapshot_of_a_log_that_is_never_synced(engine: Library, mon
         checkpoints._write({"number": 1, "moment": [100]}, [])
     monkeypatch.undo()
     assert not list((Path(engine.directory) / "meta").glob("snapshot-*"))
+
+
+@pytest.mark.parametrize("left", ["nothing", "the mount point", "another archive"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_archive_that_goes_away_gets_no_log_file_until_it_is_back(
+    tmp_path: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str], restart: bool, left: str
+) -> None:
+    archive, away = tmp_path / "archive", tmp_path / "away"
+    engine = Library(str(tmp_path / "data"), clock, file_bytes=LOG_FILE_BYTES, archive=archive)
+    engine.put("t")
+
+    def let_go() -> None:
+        for _ in range(200):
+            engine.append("t", values("x" * 2000))
+        engine.seal("t")
+        engine.checkpoint()
+        engine.checkpoint()
+
+    let_go()
+    first = {path.name for path in archive.rglob("*.log")}
+    assert first and engine.store.figures.get("archive_away") == 0
+    archive.rename(away)
+    if left != "nothing":
+        archive.mkdir()
+    if left == "another archive":
+        (archive / "topicsd-archive.json").write_text('{"format": "topicsd-archive", "version": 1, "id": "another"}')
+    if restart:
+        engine.kill()
+    before = {path.name for path in Path(engine.directory).rglob("*.log")}
+    capsys.readouterr()
+    for _ in range(3):
+        let_go()
+    assert list(archive.rglob("*.log")) == [] and archive.exists() == (left != "nothing")
+    assert before <= {path.name for path in Path(engine.directory).rglob("*.log")}
+    assert engine.store.figures.get("archive_away") == 1 and engine.store.figures.get("files_undone") >= 3
+    assert capsys.readouterr().out.count("topicsd-archive.json") == 1, "told once a minute"
+    context = SimpleNamespace(shared=engine.shared, figures=engine.store.figures, settings=SimpleNamespace(log_archive_dir=archive))
+    (reason,) = restrictions(context)  # type: ignore[arg-type]
+    assert reason.startswith(f"archive_unavailable: {archive}")
+    clock.advance(60_000)
+    engine.checkpoint()
+    assert capsys.readouterr().out.count("topicsd-archive.json") == 1
+    kept = {path.name for path in Path(engine.directory).rglob("*.log")}
+    if archive.exists():
+        (archive / "topicsd-archive.json").unlink(missing_ok=True)
+        archive.rmdir()
+    away.rename(archive)
+    engine.checkpoint()
+    assert engine.store.figures.get("archive_away") == 0 and engine.store.figures.get("files_undone") == 0
+    archived = {path.name for path in archive.rglob("*.log")}
+    assert first < archived and archived | {path.name for path in Path(engine.directory).rglob("*.log")} >= first | kept
+    engine.kill()
+    assert len(engine.read_all("t")[0]) > 0
+
+
+@pytest.mark.parametrize("why", ["from before there were markers", "at another path", "its memory is removed"])
+def test_an_archive_that_is_not_remembered_is_taken_as_it_is(tmp_path: Path, clock: FakeClock, why: str) -> None:
+    archive = tmp_path / "archive"
+    engine = Library(str(tmp_path / "data"), clock, file_bytes=LOG_FILE_BYTES, archive=archive)
+    engine.put("t")
+    memory = Path(engine.directory) / "meta" / "log-archive"
+
+    def let_go() -> None:
+        for _ in range(200):
+            engine.append("t", values("x" * 2000))
+        engine.seal("t")
+        engine.checkpoint()
+        engine.checkpoint()
+
+    let_go()
+    before = len(list(archive.rglob("*.log")))
+    assert before
+    (archive / "topicsd-archive.json").unlink()
+    if why == "at another path":
+        archive = archive.rename(tmp_path / "moved")
+        engine.options["archive"] = archive
+    else:
+        memory.unlink()
+    engine.kill()
+    let_go()
+    assert len(list(archive.rglob("*.log"))) > before and engine.store.figures.get("files_undone") == 0
+    assert json.loads(memory.read_bytes())["id"] == json.loads((archive / "topicsd-archive.json").read_bytes())["id"]
+
+
+def test_a_full_disk_keeps_no_log_file_from_an_archive_that_is_used_for_the_first_time(tmp_path: Path) -> None:
+    files, data = FaultyFiles(tmp_path), tmp_path / "data"
+    path = data / "log" / "shard-00" / f"{0:020d}.log"
+    path.parent.mkdir(parents=True)
+    (data / "meta").mkdir()
+    write_whole(path, b"a log file", files)
+    files.fail("pwritev", 1, errno.ENOSPC, forever=True)
+    archive = LogArchive(tmp_path / "archive", data, files)
+    archive.move(path)
+    assert (tmp_path / "archive" / "shard-00" / path.name).read_bytes() == b"a log file" and not path.exists()
+    assert not (data / "meta" / "log-archive").exists()
+    files.heal()
+    archive.move(path)
+    assert (data / "meta" / "log-archive").exists()
+    (tmp_path / "archive").rename(tmp_path / "away")
+    with pytest.raises(ArchiveAwayError):
+        archive.move(path)
 
 
 @pytest.mark.parametrize("how", ["remove", "archive"])
