@@ -111,7 +111,8 @@ cdef const segment_row *row_of(const Rows *rows, uint64_t seq) noexcept nogil   
 cdef int sealed_entries(const Regions *regions, const Rows *rows, uint64_t first_seq, uint32_t count, index_entry *out, bint records) noexcept nogil
 # One with its address, and with segment_frame_is.
 cdef int sealed_entry(const Regions *regions, const Rows *rows, uint64_t seq, index_entry *out) noexcept nogil
-# First seq >= from_seq in rows with ts at or above `ts`; last seq of all rows + 1 when there is none.
+# First seq >= from_seq in rows with ts at or above `ts`; last seq of all rows + 1 when there is none. A row without a file whose records were
+# deleted has no such seq.
 cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, uint64_t from_seq, uint64_t ts) noexcept nogil
 # Open the row's segment; NULL when it is not there or damaged. Good until the next turn.
 cdef Segment *sealed_open(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags) noexcept nogil
@@ -133,4 +134,5 @@ cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq)
 cdef void rows_drop_all(Regions *regions, topic_slot *topic) noexcept nogil
 cdef segment_row *row_at(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil             # the writer's own, or NULL
 cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_t seq) noexcept nogil  # 1 marked, 0 was, -ENOMEM
+cdef void row_let_go(Regions *regions, topic_slot *topic, segment_row *row) noexcept nogil   # all of it is deleted: it leads nowhere any more
 cdef void row_unmark(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flagged) noexcept nogil   # its flag bytes are set

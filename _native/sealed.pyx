@@ -810,6 +810,8 @@ cdef uint64_t sealed_lower_bound_ts(const Regions *regions, const Rows *rows, ui
     if low == rows.count:
         return rows.at[rows.count - 1].last_seq + 1 if rows.count else 0
     row = &rows.at[low]
+    if row.file == 0 and row.flags & 0xFF00 == 0:    # nothing is left in it, and nobody knows the times any more: what follows is not below its last
+        return row.last_seq + 1
     bisecting.segment = sealed_open(regions, rows, row, False, False)
     bisecting.from_seq, bisecting.ts = max(from_seq, row.first_seq), ts
     if bisecting.segment != NULL and guarded_call(_bisect, &bisecting) == SEGMENT_OK:
@@ -1019,6 +1021,17 @@ cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_
     store_relaxed_64(&marks[bit >> 6], marks[bit >> 6] | <uint64_t>1 << (bit & 63))
     sealed_changed(regions)
     return 1
+
+
+cdef void row_let_go(Regions *regions, topic_slot *topic, segment_row *row) noexcept nogil:
+    cdef segment_row before = row[0]
+    slot_lock(topic)
+    row.live_bytes = row.live = row.deleted = row.file = row.flags = 0
+    row.data_at = row.index_at = row.tags_at = row.marks_at = 0
+    slot_unlock(topic)
+    _free_marks(regions, &before)
+    segment_file_dropped(regions, before.file)
+    sealed_changed(regions)
 
 
 cdef void row_unmark(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flagged) noexcept nogil:

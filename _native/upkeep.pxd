@@ -5,6 +5,9 @@
 #   ranges    the rows that lead into one file, with what is deleted in them: what a rewrite keeps
 #   suspects  the files that a read has found damaged (MET), or of which the keeper knows it (TRUE)
 #   unreadable  what of a file's live records a reader is told as `corrupt`, by topic: reads and counts agree
+#   dead_rows   the rows that lead into a file and have no live record left: what may be dropped
+#   all_deleted  whether every seq of such a row is deleted, by its index and its marks: none is lost, or unknown
+#   let_go    (writer) such a row leads nowhere any more; its file loses a row, and is retired with its last one
 #   replace   (writer) a row leads into another file that holds the same range; the old file loses a row, and is retired with its last one
 #
 # word                  written by   order                          a stale read means

@@ -56,6 +56,18 @@ def firsts(shared: Shared, number: int) -> list[tuple[int, int]]: ...
 def ranges(shared: Shared, number: int) -> list[tuple[int, int, bytes, bytes]]:
     """The rows that lead into a file: [(slot, topic id, struct segment_body, a byte for each seq: 0xD5 where it is deleted, else 0)]."""
 
+def dead_rows(shared: Shared) -> list[tuple[int, int, bytes]]:
+    """The rows that lead into a file and have no live record and no hole: [(slot, topic id, struct segment_body)]."""
+
+def all_deleted(shared: Shared, slot: int, topic_id: int, first_seq: int, last_seq: int) -> bool:
+    """Say whether every seq of exactly this row is deleted, by its index and its marks; False too where nobody knows now."""
+
+def is_dead(core: EngineCore, slot: int, first_seq: int, last_seq: int) -> bool:
+    """Say whether the row of exactly this range leads into a file and has no live record and no hole, as far as its counts tell."""
+
+def let_go(core: EngineCore, slot: int, first_seq: int, last_seq: int) -> None:
+    """Let the row of exactly this range, if it is dead, lead nowhere."""
+
 def row_of(core: EngineCore, slot: int, first_seq: int, last_seq: int) -> bytes | None:
     """The row of exactly this range as a struct segment_body, or None."""
 

@@ -12,14 +12,15 @@ from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, l
 from topicsd._native.cold_window cimport ColdWindows, cold_window_put, cold_windows_new
 from topicsd._native.engine_core cimport EngineCore
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, SEGMENT_FILES_MAX, SEGMENT_HOT, SUSPECT_MET, UNREADABLE_BYTES_BITS, index_entry, segment_body,
-    segment_file, segment_row, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_HOT, SUSPECT_MET, UNREADABLE_BYTES_BITS,
+    index_entry, segment_body, segment_file, segment_row, topic_slot,
 )
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport (
-    SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open, sealed_turn,
-    segment_file_dropped,
+    ROW_LOST, SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_let_go, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open,
+    sealed_tell, sealed_turn, segment_file_dropped,
 )
+from topicsd._native.sealed cimport row_of as row_in
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
 from topicsd._native.topics cimport leave_out, touch
 
@@ -280,6 +281,109 @@ def ranges(Shared shared not None, uint32_t number):
     return out
 
 
+# ---- rows of which nothing is left ------------------------------------------------------------------------------------------
+
+
+cdef inline bint _is_dead(const segment_row *row) noexcept nogil:
+    """No record of it is left, and none was lost: a hole is told to readers for as long as its seqs are there."""
+    return row.file != 0 and row.live == 0 and not row.flags & (ROW_HOLES | ROW_DAMAGED | <uint32_t>ROW_LOST)
+
+
+cdef uint64_t _next_dead(const Regions *regions, uint64_t slot, uint64_t high) noexcept nogil:
+    """The first slot from `slot` on that seems to have a dead row; `high` for none."""
+    cdef TopicView view
+    cdef Rows rows
+    cdef uint32_t number
+    while slot < high:
+        if load_relaxed_64(&regions.table[slot].topic_id) and load_relaxed_64(&regions.table[slot].sealed_through):
+            if view_take(regions, <uint32_t>slot, &view) == 0 and rows_of_view(regions, &view, &rows) == 0:
+                for number in range(rows.count):
+                    if _is_dead(&rows.at[number]):
+                        return slot
+        slot += 1
+    return high
+
+
+cdef list _dead_of(const Regions *regions, uint32_t slot):
+    """The dead rows of one topic; [] when the ground moved too often."""
+    cdef TopicView view
+    cdef Rows rows
+    cdef segment_body body
+    cdef uint32_t number
+    cdef list out
+    for _ in range(TRIES):
+        out = []
+        if view_take(regions, slot, &view) != 0 or rows_of_view(regions, &view, &rows) != 0:
+            return []
+        for number in range(rows.count):
+            if _is_dead(&rows.at[number]):
+                _body(regions, &rows.at[number], &body)
+                body.row.marks_at = 0
+                out.append((slot, view.topic_id, PyBytes_FromStringAndSize(<char *>&body, sizeof(body))))
+        if view_still(regions, slot, &view):
+            return out
+    return []
+
+
+def dead_rows(Shared shared not None):
+    """Return [(slot, topic id, struct segment_body)] of the rows that lead into a file and have no live record and no hole."""
+    cdef uint64_t slot = 0, high = load_acquire_64(&shared.r.control.table_high)
+    cdef list out = []
+    while True:
+        with nogil:
+            slot = _next_dead(&shared.r, slot, high)
+        if slot == high:
+            return out
+        out += _dead_of(&shared.r, <uint32_t>slot)
+        slot += 1
+
+
+cdef int _all_deleted(const Regions *regions, const Rows *rows, const segment_row *row) noexcept nogil:
+    """1: each seq of the row is deleted. 0: one is not, or nobody knows. Below 0: the ground moved, or a page cannot be read now."""
+    cdef index_entry entries[LOOK]
+    cdef uint64_t seq = row.first_seq
+    cdef uint32_t number, count
+    cdef int status
+    sealed_turn(regions)
+    while seq <= row.last_seq:
+        count = <uint32_t>min(row.last_seq - seq + 1, <uint64_t>LOOK)
+        status = sealed_entries(regions, rows, seq, count, entries, False)
+        if status != 0:
+            return status if status < 0 else -status
+        for number in range(count):
+            if not entries[number].flags & INDEX_DELETED or entries[number].flags & INDEX_HOLE:
+                return 0
+        seq += count
+    return 1
+
+
+def all_deleted(Shared shared not None, uint32_t slot, uint64_t topic_id, uint64_t first_seq, uint64_t last_seq):
+    """Say whether every seq of exactly this row is deleted, by its index and its marks. What is so stays so."""
+    cdef const Regions *regions = &shared.r
+    cdef TopicView view
+    cdef Rows rows
+    cdef const segment_row *found
+    cdef segment_row row
+    cdef int status
+    for _ in range(TRIES):
+        if view_take(regions, slot, &view) != 0 or view.topic_id != topic_id or rows_of_view(regions, &view, &rows) != 0:
+            return False
+        found = row_in(&rows, first_seq)
+        if found == NULL:
+            return False
+        row = found[0]
+        if not view_still(regions, slot, &view):    # the row is whole: its range may be believed
+            continue
+        if row.first_seq != first_seq or row.last_seq != last_seq or not _is_dead(&row):
+            return False
+        with nogil:
+            status = _all_deleted(regions, &rows, &row)
+        if view_still(regions, slot, &view):
+            sealed_tell(regions)
+            return status == 1
+    return False
+
+
 # ---- the cold tier: this process's windows (cold_window.pxd) ----------------------------------------------------------------
 
 
@@ -366,6 +470,20 @@ def replace(EngineCore core not None, uint32_t slot, bytes body not None, uint32
         segment_file_dropped(regions, old)
     sealed_changed(regions)
     return True
+
+
+def is_dead(EngineCore core not None, uint32_t slot, uint64_t first_seq, uint64_t last_seq):
+    """Say whether the row of exactly this range leads into a file and has no live record and no hole, as far as its counts tell."""
+    cdef const segment_row *row = row_at(core.core.regions, &core.core.regions.table[slot], first_seq)
+    return row != NULL and row.first_seq == first_seq and row.last_seq == last_seq and _is_dead(row)
+
+
+def let_go(EngineCore core not None, uint32_t slot, uint64_t first_seq, uint64_t last_seq):
+    """Let the row of exactly this range, if it is dead, lead nowhere."""
+    cdef Regions *regions = core.core.regions
+    if is_dead(core, slot, first_seq, last_seq):
+        touch(&core.core, slot)
+        row_let_go(regions, &regions.table[slot], row_at(regions, &regions.table[slot], first_seq))
 
 
 def set_unreadable(EngineCore core not None, uint32_t slot, uint64_t topic_id, uint64_t records, uint64_t size):

@@ -16,7 +16,7 @@ WORDS = (
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
-    "seal_no_room", "cold_away", "cold_hung",
+    "dropped", "seal_no_room", "cold_away", "cold_hung",
     # any worker, by adding: a count may be lost when two add in the same instant
     "cold_reads", "cold_read_bytes", "cold_unavailable", "jobs_lost",
     "exports", "export_failures", "export_bytes", "export_at_ms", "export_lag",
@@ -53,6 +53,7 @@ _SHOWN = (
     ("damaged", "topics_damaged_places", "gauge", "Places in sealed files that are known not to be what was written."),
     ("log_damaged", "topics_wal_damaged_ranges", "gauge", "Synced ranges of the log that are known not to be what was written."),
     ("seal_no_room", "topics_seal_no_room", "gauge", "1 while the disk has no room for even a small segment that is due."),
+    ("dropped", "topics_segments_dropped_total", "counter", "Segments inside of a topic whose every record was deleted: their files are let go."),
     ("rewrites", "topics_segment_rewrites_total", "counter", "Files made anew: mostly dead, or a part of them damaged."),
     ("rewritten_bytes", "topics_segment_rewritten_bytes_total", "counter", "Bytes of the files they stand for."),
     ("orphans", "topics_orphan_files", "gauge", "Files that no row and no snapshot speaks of."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ FREED_BYTES_MIN = 1 << 20  # less is not worth three new files
 FULL_FREED_SHARE = 4  # on a full disk it is worth it from this part of a file on
 FULL_FREED_BYTES_MIN = 64 << 10
 ROWS_A_CALL = 32
+DROPS_A_STEP = 256
 LOG_BYTES_A_PASS = 1 << 30  # the log is read in one go: what is older, because something pins it, is looked at when a read meets damage
 SEGMENTS_A_STEP = 256  # small ones; the bytes are limited by the clock
 
@@ -65,7 +67,7 @@ class Upkeep:
         self.shared, self.data_dir, self.figures = shared, data_dir, figures
         self.replace, self.unknown, self.files, self.pack_number = replace, unknown, files, pack_number
         self.rewrites = rewrite
-        self.look_at_ms = 0
+        self.look_at_ms = self.drop_at_ms = 0
         self.is_full: Callable[[], bool] = lambda: False
         self.have_room: Callable[[int], bool] = lambda _bytes: True  # makes room for so much on a full disk, of what was set aside
         self._made: dict[tuple[int, int, int, int], int] = {}  # files that were made on a full disk, and what of them was alive then
@@ -79,13 +81,18 @@ class Upkeep:
     # ---- step ------------------------------------------------------------------------------------------------------------------
 
     def step(self, mono_ms: int, wall_ms: int) -> None:
-        """Do a slice of what is due: what reads have met is looked at, some segments are verified, one file is made anew."""
+        """Do a slice of what is due: what reads have met is looked at, some segments are verified, dead ones dropped, one file is made anew."""
         self.damage.step(mono_ms)
         if self.scrubber is not None:
             for _ in range(SEGMENTS_A_STEP):
                 if self.scrubber.step(mono_ms, wall_ms):
                     break
             self._show()
+        if mono_ms >= self.drop_at_ms:
+            began_s = time.monotonic()
+            more = self.drop_dead() == DROPS_A_STEP
+            rest_ms = round(limits.DROP_LOOK_SHARE * 1000 * (time.monotonic() - began_s))
+            self.drop_at_ms = mono_ms if more else mono_ms + max(limits.DROP_LOOK_MS, rest_ms)
         if self.damage.remake:
             self._again(*self.damage.remake.pop())
         elif self.rewrites:
@@ -137,6 +144,28 @@ class Upkeep:
             return
         name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
         yield Item(names.place_of(name), gone=gone, cold=name if file.kind == COLD else None)
+
+    # ---- segments of which nothing is left ---------------------------------------------------------------------------------------
+
+    def drop_dead(self) -> int:
+        """Let rows whose every record is deleted lead nowhere, so that their files go; return how many. One that has lost some stays and tells so."""
+        rows: Ranges = []
+        for slot, topic_id, body in upkeep.dead_rows(self.shared):
+            first_seq, last_seq, last_ts = ROW.unpack_from(body)[:3]
+            if upkeep.all_deleted(self.shared, slot, topic_id, first_seq, last_seq):
+                rows.append((slot, topic_id, body, ROW.pack(first_seq, last_seq, last_ts, *[0] * 9).ljust(len(body), b"\0")))
+            if len(rows) == DROPS_A_STEP:
+                break
+        dropped = 0
+        for first in range(0, len(rows), ROWS_A_CALL):
+            codes = self.replace(rows[first : first + ROWS_A_CALL])
+            dropped += codes.count("dropped")
+            if LOG_FULL in codes:
+                break  # tried again once there is room
+        if dropped:
+            self.figures.add("dropped", dropped)
+            log.info("dropped", segments=dropped)
+        return dropped
 
     # ---- files that are mostly dead, or whose index is damaged -------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Promise:
     records: dict[int, tuple[int, Any]] = field(default_factory=dict)  # seq -> (call, data)
     deletes: list[tuple[int, int]] = field(default_factory=list)  # (call, before_seq)
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)  # key -> (call, first seq)
+    cleared: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> calls before a delete by tag began, and when it was answered
 
 
 def work(engine: Library, files: FaultyFiles, rng: random.Random, rounds: int, lives: dict[str, Promise], sealing: bool, first: int = 0) -> None:
@@ -81,7 +82,7 @@ def judge(engine: Library, lives: dict[str, Promise], call: int, synced: bool) -
         floor = max([before for at, before in promise.deletes], default=0)
         for seq, data in got.items():
             assert promise.records[seq][1] == data, f"{name} {seq} holds what nobody wrote"
-        lost = [seq for seq in acked if seq not in got and seq >= floor]
+        lost = [seq for seq in acked if seq not in got and seq >= floor and promise.cleared.get(seq, (call, 0))[0] >= call]
         if must:
             assert not lost, f"{name} has lost {lost}"
         untold = [seq for seq in lost if not any(gap["gap_from"] <= seq <= gap["gap_to"] for gap in tombstones)]
@@ -89,6 +90,8 @@ def judge(engine: Library, lives: dict[str, Promise], call: int, synced: bool) -
         certain = max([before for at, before in promise.deletes if at <= call], default=0)
         if must and certain:
             assert all(seq >= certain for seq in got), f"{name}: a delete came back"
+        back = [seq for seq, (_began, answered) in promise.cleared.items() if answered <= call and seq in got]
+        assert not (must and back), f"{name}: a delete by tag came back: {back}"
         if promise.durability == "fsync":
             for key, (at, first) in promise.keys.items():
                 if at <= call:

@@ -89,6 +89,8 @@ def live_through(disk: Path, seed: int, rounds: int) -> Story:
     story = Story(files, clock, opened=len(files.calls))
     for number in range(rounds):
         work(engine, files, rng, 4, story.lives, True, first=4 * number)
+        if number % 3 == 2:
+            clear_inside(engine, story, number)
         draw = rng.random()
         if draw < 0.3:
             for name in list(story.lives):
@@ -115,6 +117,26 @@ def live_through(disk: Path, seed: int, rounds: int) -> Story:
             engine.checkpoint()
     engine._forget()
     return story
+
+
+def clear_inside(engine: Library, story: Story, number: int) -> None:
+    """Make a segment between two others, delete all of it by tag, and let go of what is dead by now."""
+    for name, promise in story.lives.items():
+        if promise.durability != "fsync":
+            continue
+        middle = range(0)
+        for tag in (None, f"c{number}", None):
+            data = [f"{name}-{number}-{tag}-{k}" for k in range(3)]
+            answer = engine.append(name, [{"data": each} | ({"tag": tag} if tag else {}) for each in data])
+            seqs = range(answer["first_seq"], answer["first_seq"] + 3)
+            promise.records |= {seq: (len(story.files.calls), each) for seq, each in zip(seqs, data, strict=True)}
+            engine.seal(name, 3, number % 2 == 0)
+            middle = seqs if tag else middle
+        began = len(story.files.calls)
+        engine.delete(name, match=["tag", "Eq", f"c{number}"])
+        promise.cleared |= dict.fromkeys(middle, (began, len(story.files.calls)))
+    if engine.upkeep().drop_dead():
+        story.count("drops")
 
 
 def make_folders(files: FaultyFiles, parent: Path, *names: str) -> None:
@@ -163,7 +185,7 @@ def check_backups(image: Path, story: Story, call: int, scratch: Path) -> int:
             records, tombstones = again.read_all(name)
             got = {record["$seq"]: record["data"] for record in records}
             floor = max([before for _at, before in promise.deletes], default=0)
-            lost = [seq for seq in acked if seq >= floor and seq not in got and seq in promise.records]
+            lost = [seq for seq in acked if seq >= floor and seq not in got and seq in promise.records and seq not in promise.cleared]
             assert not lost, f"backup {copy.number}: {name} has lost {lost} ({tombstones})"
         again._forget()
         shutil.rmtree(target)
@@ -194,7 +216,7 @@ def sweep(tmp_path: Path, seed: int, rounds: int, stride: int, seeds: list[int],
 def test_a_power_cut_at_sampled_file_calls_of_all_that_a_store_does_breaks_no_promise(memory: Path, seed: int) -> None:
     images, story = sweep(memory, seed, rounds=24, stride=11, seeds=[0, 2])
     assert images >= 250
-    assert {"rewrites", "relocations", "backups"} <= set(story.done), story.done
+    assert {"rewrites", "drops", "relocations", "backups"} <= set(story.done), story.done
 
 
 @pytest.mark.crash
@@ -203,7 +225,7 @@ def test_a_power_cut_at_sampled_file_calls_of_all_that_a_store_does_breaks_no_pr
 def test_a_power_cut_at_every_file_call_of_all_that_a_store_does_breaks_no_promise(memory: Path, seed: int) -> None:
     images, story = sweep(memory, seed, rounds=24, stride=1, seeds=[0, 2])
     assert images >= 2500
-    assert {"rewrites", "relocations", "backups"} <= set(story.done), story.done
+    assert {"rewrites", "drops", "relocations", "backups"} <= set(story.done), story.done
 
 
 # ---- restore

@@ -51,6 +51,36 @@ def test_a_topic_is_sealed_on_request_and_reads_the_same(launch: Callable[..., S
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+def test_a_segment_that_a_delete_clears_between_two_others_is_dropped_without_any_rewriting(launch: Callable[..., Server]) -> None:
+    server = launch(workers=2, TOPICS_LOG_FILE_BYTES=1 << 20, TOPICS_CHECKPOINT_BYTES=1 << 20, TOPICS_CHECKPOINT_MS=300, TOPICS_SEGMENT_REWRITE=0)
+    with server.line() as line:
+        for tag in ("keep", "go", "keep"):
+            for _ in range(5):
+                records = [{"data": "x" * 2000, "tag": tag}] * 100
+                insist(line, "POST", at("t"), as_json({"records": records}))
+            insist(line, "POST", at("t") + "/seal", b"")
+        assert insist(line, "POST", at("t") + "/delete", as_json({"match": ["tag", "Eq", "go"]}))[0].json["deleted"] == 500
+        before = read_all(line, "t")
+        assert len(before[0]) == 1000 and before[1] == []
+        (dead,) = server.data.glob(f"topics/*/*/{501:020d}.data")
+
+        def gone() -> bool:
+            insist(line, "POST", at("other"), as_json({"records": [{"data": "y" * 2000}] * 100}))
+            return not dead.exists()
+
+        assert eventually(gone, 60.0), "the dead segment was kept"
+        assert read_all(line, "t") == before
+    assert [path.name for path in sorted(server.data.glob("topics/*/*/*.data"))][:2] == [f"{1:020d}.data", f"{1001:020d}.data"]
+    server.kill()
+    server.start()
+    with server.line() as line:
+        assert read_all(line, "t") == before
+        assert not insist(line, "GET", "/v0/ready")[0].json.get("degraded", False)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_the_keeper_finds_a_flipped_bit_and_the_server_says_that_it_is_degraded(launch: Callable[..., Server]) -> None:
     server = launch(TOPICS_SCRUB_BYTES_PER_SECOND=1 << 30)
     with server.line() as line:

@@ -24,6 +24,7 @@ Json = dict[str, Any]
 OWN, PACK, COLD = 1, 2, 3
 LOG_FULL = "no_room"  # of the log for the row: nothing says that it was there, and its file may go
 _ROW = struct.Struct("<QQQQIIIIIIII")
+_TIMED = 24  # first and last seq, last ts
 _COUNTED = 36  # first and last seq, last ts, live bytes, live records: as they are now
 _FILE = struct.Struct("<QQQQQIIIIQ")
 CODES = {
@@ -126,13 +127,16 @@ class Segments:
     def replace(self, slot: int, topic_id: int, old: bytes, new: bytes) -> str:
         """Let a row lead into another file of the same range, if it still leads where `old` says; return what came of it.
 
-        What is deleted in the row stays so, whatever the new file says: a delete that came while it was made is not forgotten.
+        What is deleted in the row stays so, whatever the new file says: a delete that came while it was made is not forgotten. A new row without a
+        file drops one of which nothing is left.
         """
         sequencer = self.engine.sequencer
         parsed = parse_body(new)
         row = upkeep.row_of(sequencer, slot, parsed.first_seq, parsed.last_seq) if sequencer.topic(slot)["topic_id"] == topic_id else None
         if row is None or identity(row) != identity(old):
             return CODES[seal_core.DEAD]
+        if not parsed.has_file:
+            return self._drop(slot, topic_id, row)
         if parsed.kind == COLD and self._is_needed_hot(slot, parsed.last_seq):
             return "needed"
         if (parsed.kind != PACK and identity(new) in self.files) or not self._is_there(new):
@@ -142,6 +146,18 @@ class Segments:
         sequencer.log_frame(topic["shard"], frames.SEGMENT, 0, topic_id, parsed.first_seq, self.engine.clock.wall_ms(), body, True)
         self.published += 1
         return "replaced" if self._lead(slot, body) else CODES[seal_core.NO_MEMORY]
+
+    def _drop(self, slot: int, topic_id: int, row: bytes) -> str:
+        """Let a row of which the keeper has found every record deleted lead nowhere: its file goes as any file goes, after two snapshots."""
+        sequencer, parsed = self.engine.sequencer, parse_body(row)
+        if not parsed.has_file or not upkeep.is_dead(sequencer, slot, parsed.first_seq, parsed.last_seq):
+            return CODES[seal_core.BROKEN]
+        body = row[:_TIMED].ljust(len(row), b"\0")
+        shard = sequencer.topic(slot)["shard"]
+        sequencer.log_frame(shard, frames.SEGMENT, 0, topic_id, parsed.first_seq, self.engine.clock.wall_ms(), body, True)
+        self.published += 1
+        upkeep.let_go(sequencer, slot, parsed.first_seq, parsed.last_seq)
+        return "dropped"
 
     def _is_needed_hot(self, slot: int, last_seq: int) -> bool:
         """Does this process read these records itself? It never waits for the cold tier: queues, and what a router has not copied yet, stay hot."""
@@ -263,7 +279,11 @@ class Segments:
         number = self.files.get(identity(body), 0)
         if number and not seal_core.file_rows(self.engine.sequencer, number):
             self.collect()  # an earlier shard's rows have led there, and its topics have gone: this row begins anew
-        row = upkeep.row_of(self.engine.sequencer, slot, parsed.first_seq, parsed.last_seq) if parsed.has_file else None
+        row = upkeep.row_of(self.engine.sequencer, slot, parsed.first_seq, parsed.last_seq)
+        if row is not None and not parsed.has_file:
+            # Where not all of it is known to be deleted now, the disk has damaged what said so: the row stays, and so does its file.
+            upkeep.let_go(self.engine.sequencer, slot, parsed.first_seq, parsed.last_seq)
+            return
         if row is not None and self._is_there(body) and self._lead(slot, body):
             return
         code = seal_core.BROKEN if row is not None else seal_core.admits(self.engine.sequencer, slot, body)
