@@ -19,6 +19,8 @@ class Damage(NamedTuple):
     expected: str
     got: str
 
+USE_THAT_ONE: str
+
 class LogFormatError(Exception):
     """Say that this version cannot read the log: it has a frame of an unknown type or a newer format."""
 

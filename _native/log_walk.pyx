@@ -42,6 +42,9 @@ cdef dict REASONS = {
 }
 
 
+USE_THAT_ONE = "a newer version wrote it: use that release (docs/operations.md, Upgrades)"    # of anything that a newer version wrote
+
+
 class LogFormatError(Exception):
     """Say that this version cannot read the log: it has a frame of an unknown type or a newer format, or what is no file stands in it."""
 
@@ -447,9 +450,9 @@ cdef int raise_refusal(const Walk *w, list files) except -1:
         return 0
     path = os.fsdecode(files[w.error_file].path)
     if w.error == REFUSED_FORMAT:
-        raise LogFormatError(f"{path}: log format {w.error_value}, this version reads {LOG_FORMAT_VERSION}: use the version that wrote it")
+        raise LogFormatError(f"{path}: log format version {w.error_value}, this program knows {LOG_FORMAT_VERSION}: {USE_THAT_ONE}")
     if w.error == REFUSED_TYPE:
-        raise LogFormatError(f"{path}, byte {w.error_offset}: frame of unknown type {w.error_value}: use the version that wrote it")
+        raise LogFormatError(f"{path}, byte {w.error_offset}: frame of unknown type {w.error_value}: {USE_THAT_ONE}")
     raise OSError(-w.error, os.strerror(-w.error), path)
 
 

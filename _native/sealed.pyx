@@ -21,7 +21,7 @@ from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.maps import install_guard
 from topicsd._native.mended cimport Mended, mended_clear, mended_find, mended_make, mended_trim
 from topicsd._native.segment cimport (
-    SEGMENT_BAD_FRAME, SEGMENT_BLOCK_ENTRIES, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_NEWER, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart,
+    SEGMENT_BAD_FRAME, SEGMENT_BLOCK_ENTRIES, SEGMENT_FRAME_TAIL_BYTES, SEGMENT_OK, SOURCE_SEGMENT, Segment, SegmentPart,
     segment_check, segment_doubt, segment_entry, segment_frame, segment_frame_is, segment_is_flagged, segment_lower_bound_ts, segment_open,
     segment_place, segment_record, segment_verify_index,
 )
@@ -361,7 +361,7 @@ cdef Segment *_opened(Sealed *sealed, uint64_t topic_id, const segment_row *row,
     if made != NULL and made.at == NULL:
         made = NULL
     status = _open_parts(sealed, topic_id, row, made, data, tags)
-    if status != SEGMENT_OK and made == NULL and status != SEGMENT_NEWER and not for_want_of_room(sealed.maps.failure):
+    if status != SEGMENT_OK and made == NULL and not for_want_of_room(sealed.maps.failure):
         _met(sealed, row.file)
         made = _mended(sealed, topic_id, row, data)
         if made != NULL:

@@ -34,6 +34,17 @@ class SegmentError(Exception):
 def header_of(raw: Buffer, kind: str, offset: int = 0) -> Header:
     """Parse the header of a part of `kind` ("data", "index", "tags") that begins at `offset` of `raw`. Raises SegmentError."""
 
+FORMAT_VERSION: int
+
+def newer_version(raw: Buffer, kind: str, offset: int = 0) -> int:
+    """The format version of a part of `kind` that begins at `offset` of `raw` and that a newer program wrote; 0 of every other one."""
+
+def may_be_newer(paths: list[bytes]) -> list[int]:
+    """Which of the files may begin with a part of a newer version: [number in the list]. One call reads all of them without the GIL."""
+
+def part_bytes(head: Buffer, kind: str) -> int:
+    """How long a part of `kind` is, by its header; 0 where that is damaged, or newer."""
+
 def set_deleted(path: str | os.PathLike[str], offsets: Iterable[int], files: FileSystem | None = None) -> None:
     """Set the flag bytes at `offsets` of a file and sync it. Raises OSError."""
 

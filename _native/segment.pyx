@@ -2,9 +2,10 @@
 
 from collections import namedtuple
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memset
-from posix.fcntl cimport O_WRONLY
+from posix.fcntl cimport O_RDONLY, O_WRONLY
 from posix.uio cimport iovec
 
 from topicsd._native.files cimport Files, FileSystem, real_files
@@ -456,7 +457,7 @@ cdef int segment_set_deleted(const Files *files, const char *path, const uint64_
 
 
 def header_of(raw, kind, uint64_t offset=0):
-    """Parse the header of a part of `kind` ("data", "index", "tags") that begins at `offset` of `raw`. Raises SegmentError."""
+    """Parse the header of a part of `kind` ("data", "index", "tags", "flags") that begins at `offset` of `raw`. Raises SegmentError."""
     cdef const uint8_t[::1] view = raw
     cdef SegmentPart part
     cdef const segment_header *header
@@ -469,6 +470,58 @@ def header_of(raw, kind, uint64_t offset=0):
     header = <const segment_header *>part.at
     return Header(kind, header.topic_id, header.first_seq, header.last_seq, header.part_bytes, header.records, header.payload_bytes, header.first_ts,
                   header.last_ts, header.holes, header.tags, header.postings, header.data_xxh3, header.content_xxh3)
+
+
+FORMAT_VERSION = SEGMENT_FORMAT_VERSION
+
+
+def newer_version(raw, kind, uint64_t offset=0):
+    """The format version of a part of `kind` that begins at `offset` of `raw` and that a newer program wrote; 0 of every other one."""
+    cdef const uint8_t[::1] view = raw
+    cdef SegmentPart part
+    if offset >= <uint64_t>len(view) or <uint64_t>len(view) - offset < sizeof(segment_header):
+        return 0
+    part.at, part.bytes = &view[offset], <uint64_t>len(view) - offset
+    return (<const segment_header *>part.at).format_version if segment_header_check(&part, MAGIC[kind]) == SEGMENT_NEWER else 0
+
+
+cdef bint _may_be_newer(const char *path) noexcept nogil:
+    cdef segment_header header
+    cdef int fd = real_files().open(NULL, path, O_RDONLY, 0)
+    cdef int64_t got
+    if fd < 0:
+        return False
+    got = real_files().pread(NULL, fd, <uint8_t *>&header, sizeof(segment_header), 0)
+    real_files().close(NULL, fd)
+    return got == sizeof(segment_header) and header.format_version > SEGMENT_FORMAT_VERSION
+
+
+def may_be_newer(list paths not None):
+    """Which of the files (bytes) may begin with a part of a newer version: [number in the list]. One call reads all of them without the GIL."""
+    cdef uint64_t count = len(paths), number
+    cdef const char **names = <const char **>malloc(max(count, <uint64_t>1) * sizeof(char *))
+    cdef uint8_t *found = <uint8_t *>calloc(max(count, <uint64_t>1), 1)
+    try:
+        if names == NULL or found == NULL:
+            raise MemoryError
+        for number in range(count):
+            names[number] = <bytes>paths[number]
+        with nogil:
+            for number in range(count):
+                found[number] = _may_be_newer(names[number])
+        return [number for number in range(count) if found[number]]
+    finally:
+        free(names)
+        free(found)
+
+
+def part_bytes(const uint8_t[::1] head not None, kind):
+    """How long a part of `kind` is, by its header; 0 where that is damaged, or newer."""
+    cdef SegmentPart part
+    part.at, part.bytes = &head[0] if len(head) else NULL, <uint64_t>len(head)
+    if part.bytes < sizeof(segment_header) or segment_header_check(&part, MAGIC[kind]) not in (SEGMENT_OK, SEGMENT_SHORT):
+        return 0
+    return (<const segment_header *>part.at).part_bytes
 
 
 def set_deleted(path, offsets, FileSystem files=None):

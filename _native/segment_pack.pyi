@@ -17,3 +17,8 @@ def pack_number(raw: Buffer) -> int:
 
 def pack_directory(raw: Buffer) -> list[PackEntry]:
     """The directory of a pack: [PackEntry], by topic and seq. Raises SegmentError."""
+
+FORMAT_VERSION: int
+
+def newer_version(raw: Buffer, *, footer: bool = False) -> int:
+    """The format version of a pack's header, or of its footer, where a newer program wrote it; else 0."""

@@ -133,6 +133,21 @@ cdef void pack_abort(PackBuilder *pack) noexcept nogil:
 # ---- the Python half ------------------------------------------------------------------------------------------------------------------
 
 
+FORMAT_VERSION = PACK_FORMAT_VERSION
+
+
+def newer_version(raw, *, bint footer=False):
+    """The format version of a pack's header, or of its footer, where a newer program wrote it; else 0."""
+    cdef const uint8_t[::1] view = raw
+    cdef const pack_header *header    # magic, version and checksum stand where they stand in the footer
+    if len(view) < <Py_ssize_t>sizeof(pack_header):
+        return 0
+    header = <const pack_header *>&view[0]
+    if header.magic != (PACK_FOOTER_MAGIC if footer else PACK_MAGIC) or xxh3_64(header, sizeof(pack_header) - 8) != header.header_xxh3:
+        return 0
+    return header.format_version if header.format_version > PACK_FORMAT_VERSION else 0
+
+
 def pack_number(raw):
     """The number in the header of a pack. Raises SegmentError."""
     cdef const uint8_t[::1] view = raw

@@ -217,25 +217,18 @@ cdef int _judge_data(Walk *walk, bint whole) noexcept nogil:
 # ---- examine ------------------------------------------------------------------------------------------------------------------------
 
 
-cdef const segment_header *_believed(const Segment *segment, int *status) noexcept nogil:
-    """The first header that can be believed; a newer format is told."""
-    cdef int found
-    status[0] = SEGMENT_NOT_ONE
-    if segment.data.at != NULL:
-        found = segment_header_check(&segment.data, SEGMENT_MAGIC_DATA)
-        if found in (SEGMENT_OK, SEGMENT_NEWER):
-            status[0] = found
-            return <const segment_header *>segment.data.at
-    if segment.index.at != NULL:
-        found = segment_header_check(&segment.index, SEGMENT_MAGIC_INDEX)
-        if found in (SEGMENT_OK, SEGMENT_NEWER):
-            status[0] = found
-            return <const segment_header *>segment.index.at
-    if segment.tags.at != NULL:
-        found = segment_header_check(&segment.tags, SEGMENT_MAGIC_TAGS)
-        if found in (SEGMENT_OK, SEGMENT_NEWER):
-            status[0] = found
-            return <const segment_header *>segment.tags.at
+cdef bint _is_newer(const SegmentPart *part, uint64_t magic) noexcept nogil:
+    return part.at != NULL and segment_header_check(part, magic) == SEGMENT_NEWER
+
+
+cdef const segment_header *_believed(const Segment *segment) noexcept nogil:
+    """The first header that can be believed."""
+    if segment.data.at != NULL and segment_header_check(&segment.data, SEGMENT_MAGIC_DATA) == SEGMENT_OK:
+        return <const segment_header *>segment.data.at
+    if segment.index.at != NULL and segment_header_check(&segment.index, SEGMENT_MAGIC_INDEX) == SEGMENT_OK:
+        return <const segment_header *>segment.index.at
+    if segment.tags.at != NULL and segment_header_check(&segment.tags, SEGMENT_MAGIC_TAGS) == SEGMENT_OK:
+        return <const segment_header *>segment.tags.at
     return NULL
 
 
@@ -247,9 +240,10 @@ cdef int _examine(void *argument) noexcept nogil:
     cdef const segment_header *header
     cdef int status = SEGMENT_OK
     cdef bint whole
-    header = _believed(segment, &status)
-    if status == SEGMENT_NEWER:
+    if _is_newer(&segment.data, SEGMENT_MAGIC_DATA) or _is_newer(&segment.index, SEGMENT_MAGIC_INDEX) \
+            or _is_newer(&segment.tags, SEGMENT_MAGIC_TAGS):
         return SEGMENT_NEWER
+    header = _believed(segment)
     walk.topic_id, walk.first_seq, walk.last_seq = segment.topic_id, segment.first_seq, segment.last_seq
     if header != NULL:
         walk.topic_id, walk.first_seq, walk.last_seq = header.topic_id, header.first_seq, header.last_seq

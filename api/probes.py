@@ -79,6 +79,11 @@ def damages(context: Context) -> list[str]:
         )
     if damaged := figures.get("damaged"):
         reasons.append(f"damage: the scrub has found {damaged} places in sealed files that are not as they were written; `topicsd fsck` names them")
+    if newer := figures.get("newer"):
+        reasons.append(
+            f"newer version: {newer} parts of sealed files are of a format that this program does not know; they stay as they are, and readers see"
+            " a tombstone where no other part will do; the keeper's log names them; use the release that wrote them (docs/operations.md, Upgrades)"
+        )
     if shared.get("degraded"):
         reasons.append("damage: a range of the log could not be read and was set aside; readers see a tombstone there")
     return reasons

@@ -573,7 +573,7 @@ class Checkpoints:
         try:
             found, wrong = snapshot.newest(self.path)
         except snapshot.NewerSnapshotError as newer:
-            raise LogFormatError(str(newer)) from None
+            raise LogFormatError(f"{newer}; nothing has been changed") from None
         firsts = [log_walk.list_files(os.fsencode(shard.directory)) for shard in store.shards]
         if found is None:
             self._refuse_truncated(firsts, wrong)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from topicsd import versions
 from topicsd._native import log_damage, log_walk, upkeep
 from topicsd._native.log_walk import Damage as LogDamage
 from topicsd._native.regions import Shared
@@ -28,6 +29,7 @@ from topicsd.segments.rows import COLD
 from topicsd.segments.scrub import Item, look
 from topicsd.segments.verify import Problem, Verifier
 
+OBJECT = "the object "  # of the cold tier: so begins what is told of one
 COLD_DAMAGE = "of the cold tier is not there or not what was written"
 POSITION_BITS = 56  # of a place in the log, below the shard's number
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
@@ -81,7 +83,7 @@ class Damage:
     def end_pass(self) -> None:
         """What this pass has not found any more is over, but for what the cold tier has given to a read: no pass reads that."""
         cold = {identity(file) for file in upkeep.suspects(self.shared, DAMAGED) if file.kind == COLD}
-        self._before = {key: known for key, known in {**self._before, **self._found}.items() if key[2].endswith(COLD_DAMAGE) and known in cold}
+        self._before = {key: known for key, known in {**self._before, **self._found}.items() if key[2].startswith(OBJECT) and known in cold}
         bad = {*self._found.values(), *self._before.values()}
         for file in upkeep.suspects(self.shared, DAMAGED):
             if identity(file) in self._visited and identity(file) not in bad:
@@ -95,10 +97,13 @@ class Damage:
         self._found[key] = identity(file) if file is not None else None
         if key not in self._told:
             self._told.add(key)
-            log.error("damage", what=str(problem), loses=problem.loses)
+            if problem.newer:
+                log.error("a newer version", what=str(problem))
+            else:
+                log.error("damage", what=str(problem), loses=problem.loses)
         if file is not None:
             upkeep.suspect(self.shared, file.number, file.serial, DAMAGED)
-            if not problem.loses and file.kind != COLD:
+            if not problem.loses and not problem.newer and file.kind != COLD:
                 self.remake.add((file.number, file.serial))
         self._count_at_ms = 0
         self._tell()
@@ -107,13 +112,19 @@ class Damage:
         """Another file stands in its place; in that of some of its ranges, if it is still there."""
         upkeep.suspect(self.shared, file.number, file.serial, MET)
         self._count_at_ms = 0
+        self._forget(file)
+        self._tell()
+
+    def _forget(self, file: File) -> None:
         for found in (self._found, self._before):
             for key in [key for key, known in found.items() if known == identity(file)]:
                 del found[key]
-        self._tell()
 
     def _tell(self) -> None:
-        self.figures.set("damaged", len({**self._before, **self._found}))
+        told = {**self._before, **self._found}
+        newer = sum(what.endswith(versions.USE_THAT_ONE) for _path, _offset, what in told)
+        self.figures.set("damaged", len(told) - newer)
+        self.figures.set("newer", newer)
 
     # ---- what reads have met -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +171,7 @@ class Damage:
         self._verifier.forget()
         if sound and file.kind == COLD:  # its data is elsewhere: what the read has found is all there is
             name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
-            what = f"the object {cold_name(name)} {COLD_DAMAGE}"
+            what = f"{OBJECT}{cold_name(name)} {COLD_DAMAGE}"
             self.note(Problem(name.path("data"), 0, what, loses=True, kind="data"))
         elif sound and not any(known == identity(file) for known in self._found.values()):
             upkeep.suspect(self.shared, file.number, file.serial, SOUND)
@@ -214,6 +225,7 @@ class Damage:
         unreadable = [self._unreadable(file) for file in damaged if file not in in_cold]
         self._counted = {(file.number, file.serial): self._counted.get((file.number, file.serial), 0) for file in damaged}
         unreadable += [self.cold.of(file, alive.get(file.number)) for file in in_cold if self.cold is not None]
+        self._tell_newer(in_cold)
         for slot, topic_id, records, size in chain(log_damage.unreadable(self.shared), *unreadable):
             total = totals.setdefault((slot, topic_id), [0, 0])
             total[0] += records
@@ -222,6 +234,15 @@ class Damage:
         for first in range(0, len(told), TOPICS_A_CALL):
             self.show(told[first : first + TOPICS_A_CALL])
         self._shown = set(totals)
+
+    def _tell_newer(self, in_cold: list[File]) -> None:
+        """What has come of an object says that a newer version wrote it: then it is no damage."""
+        for file in in_cold:
+            what = self.cold.newer.get((file.number, file.serial)) if self.cold is not None else None
+            if what:
+                self._forget(file)
+                name = names.name_of(self.data_dir, file.topic_id, file.name, file.edition)
+                self.note(Problem(name.path("data"), 0, f"{OBJECT}{cold_name(name)}: {what}", newer=True))
 
     def _unreadable(self, file: File) -> list[tuple[int, int, int, int]]:
         """What of a file no reader can have. No read tells of damage in a file of which some is known: when there is more, it is looked at again."""

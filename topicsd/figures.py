@@ -14,7 +14,7 @@ WORDS = (
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
     "files_undone", "log_held_bytes", "log_spares", "index_warm", "archive_away",
     # the keeper
-    "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged",
+    "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged", "newer",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",
     "dropped", "seal_no_room", "cold_away", "cold_hung",
     # any worker, by adding: a count may be lost when two add in the same instant
@@ -51,6 +51,7 @@ _SHOWN = (
     ("scrub_last_pass_ms", "topics_scrub_last_pass_timestamp_ms", "gauge", "When the last pass ended, 0 never."),
     ("scrub_last_pass_problems", "topics_scrub_last_pass_problems", "gauge", "What it found."),
     ("damaged", "topics_damaged_places", "gauge", "Places in sealed files that are known not to be what was written."),
+    ("newer", "topics_newer_places", "gauge", "Parts of sealed files that a newer version has written: they stay as they are."),
     ("log_damaged", "topics_wal_damaged_ranges", "gauge", "Synced ranges of the log that are known not to be what was written."),
     ("seal_no_room", "topics_seal_no_room", "gauge", "1 while the disk has no room for even a small segment that is due."),
     ("dropped", "topics_segments_dropped_total", "counter", "Segments inside of a topic whose every record was deleted: their files are let go."),

@@ -33,8 +33,8 @@ from topicsd._native.segment import SegmentError, SegmentView
 from topicsd._native.upkeep import File
 from topicsd._native.whole_files import copy_whole, write_whole
 from topicsd.figures import Figures
-from topicsd.segments import names
-from topicsd.segments.cold import Cold, ColdError, cold_name, verify_back
+from topicsd.segments import names, newer
+from topicsd.segments.cold import Cold, ColdError, cold_name, refuse_newer_object, verify_back
 from topicsd.segments.cold_reader import HUNG_SHARE, STUCK_MAX
 from topicsd.segments.cold_tier import FAILS, HANGS, ColdAwayError
 from topicsd.segments.names import Name
@@ -312,11 +312,11 @@ class Relocation:
                 topics.setdefault(file.topic_id, []).append(file)
         found: list[File] = []
         for segments in topics.values():
-            newer = size = 0
+            younger = size = 0
             for file in sorted(segments, key=lambda each: each.name, reverse=True):
-                if newer >= self.retain.segments and size >= self.retain.bytes and self._now_ms >= self._refused.get((file.number, file.serial), 0):
+                if younger >= self.retain.segments and size >= self.retain.bytes and self._now_ms >= self._refused.get((file.number, file.serial), 0):
                     found.append(file)
-                newer, size = newer + 1, size + file.bytes
+                younger, size = younger + 1, size + file.bytes
         return sorted(found, key=lambda each: (each.topic_id, each.name))
 
     def _begin_move(self) -> bool:
@@ -342,11 +342,14 @@ class Relocation:
         return False
 
     def _copy(self, move: Move) -> None:
+        for kind in newer.KINDS:
+            newer.refuse_file(move.source.path(kind))
         data, index = move.source.path("data"), move.source.path("index").read_bytes()
         view = SegmentView(index, data.read_bytes())
         status, upto = view.check(view.first_seq, view.last_seq - view.first_seq + 1)
         if status:
             raise SegmentError(status, f"{data}, seq {upto}")
+        refuse_newer_object(self.cold, cold_name(move.target))
         self.cold.put(cold_name(move.target), data)
         verify_back(self.cold, cold_name(move.target), move.bytes, index)
 

@@ -27,6 +27,7 @@ from topicsd._native.file_ops import NewFile, make_folder
 from topicsd._native.files import FileSystem
 from topicsd._native.frame import hash64
 from topicsd.engine.sections import Row
+from topicsd.versions import newer
 
 VERSION = 3
 KEPT = 2
@@ -239,7 +240,7 @@ def read(path: Path) -> Snapshot:
     if not first and checksum_of((raw[: _HEAD.size], text, *sections.values(), foot_magic)) != digest:
         raise SnapshotError(f"{path}: its checksum differs")
     if header["version"] > VERSION:
-        raise NewerSnapshotError(f"{path}: format version {header['version']}, this program knows {VERSION}")
+        raise NewerSnapshotError(f"{path}: {newer(header['version'], VERSION)}")
     return Snapshot(header, sections, len(raw), int.from_bytes(digest[:8], "little"))
 
 

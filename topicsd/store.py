@@ -35,6 +35,7 @@ from topicsd.engine import Engine, Options, frames, recovery
 from topicsd.errors import Throttled
 from topicsd.figures import Figures
 from topicsd.room import NO_ROOM, NoRoomError, Reserve, free_bytes, has_inodes
+from topicsd.segments import newer
 from topicsd.segments.repair import changed_files
 
 RESTORING = "RESTORING"  # a file that stands in a directory while a restore fills it
@@ -182,6 +183,7 @@ class Store:
         if homeless:
             self.degraded.append(f"{homeless} routers whose topics no frame creates")
         damages = {number: [(each.position, each.position + each.bytes) for each in report.damaged] for number, report in enumerate(reports)}
+        self._refuse_newer()
         self._note_snapshot(loaded)
         self._note_damage(reports, replayer)
         if plan.far_ids:
@@ -200,6 +202,13 @@ class Store:
         self.sequencer.sync()
         self.sequencer.settle_durable_heads()
         self._note_settled()
+
+    def _refuse_newer(self) -> None:
+        """Refuse the directory when a file that a row leads into is of a newer version. Raises LogFormatError."""
+        found = newer.found(path for file in upkeep.listed(self.shared) for path in files_of(self.path, identity(file)))
+        if found:
+            more = f"; so are {len(found) - 1} more files" if len(found) > 1 else ""
+            raise LogFormatError(f"{found[0]}{more}; nothing has been changed")
 
     def _note_settling(self) -> None:
         """Say that jumps are still to be noted, before a START frame says that the log is of this boot. Raises OSError."""
@@ -221,8 +230,8 @@ class Store:
     def _noted(self) -> list[int]:
         try:
             return synced.read(self.path)
-        except synced.NewerNoteError as newer:
-            raise LogFormatError(f"{newer}; nothing has been changed") from None
+        except synced.NewerNoteError as refused:
+            raise LogFormatError(f"{refused}; nothing has been changed") from None
         except (synced.NoteError, OSError) as wrong:
             self.degraded.append(str(wrong))
             return synced.UNKNOWN

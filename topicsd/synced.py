@@ -11,6 +11,7 @@ from pathlib import Path
 
 from topicsd._native.file_ops import NewFile
 from topicsd._native.files import FileSystem
+from topicsd.versions import newer
 
 SHARDS_MAX = 8
 MAGIC = b"TPSYNCD1"
@@ -67,5 +68,5 @@ def parse(path: Path, raw: bytes) -> tuple[list[int], int]:
         )
     magic, version, shards, wall_ms, *positions = _BODY.unpack(body)
     if magic != MAGIC or version != VERSION:
-        raise NewerNoteError(f"{path}: format {version}, this version reads {VERSION}: use the version that wrote it")
+        raise NewerNoteError(f"{path}: {newer(version, VERSION)}")
     return positions[:shards], wall_ms

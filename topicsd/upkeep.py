@@ -26,10 +26,11 @@ from topicsd.damage import Damage
 from topicsd.engine.segments import LOG_FULL
 from topicsd.figures import Figures
 from topicsd.room import NO_ROOM
-from topicsd.segments import names
+from topicsd.segments import names, newer
 from topicsd.segments.names import Place, Spot
+from topicsd.segments.newer import NewerFormatError
 from topicsd.segments.rows import COLD, FILE, OWN, PACK, ROW
-from topicsd.segments.scrub import Item, Scrubber
+from topicsd.segments.scrub import Item, Scrubber, newer_problem
 from topicsd.segments.sealing import INDEX_BYTES, RECORD_BYTES, remove_files
 from topicsd.segments.verify import Problem, Verifier, load, pack_places
 
@@ -131,6 +132,8 @@ class Upkeep:
         if file.kind == PACK:
             try:
                 places, problems = pack_places(path, load(path)[0])
+            except NewerFormatError as refused:
+                places, problems = [], [newer_problem(refused)]
             except (SegmentError, OSError) as wrong:
                 places, problems = [], [Problem(path, 0, str(wrong), loses=True)]
             if not gone():
@@ -214,7 +217,7 @@ class Upkeep:
     def make_anew(self, file: File, *, mend: bool = False) -> bool:
         """Copy what lives of a file into a new one and let its rows lead there. `mend`: its index or tags are damaged, the data is not."""
         ranges = upkeep.ranges(self.shared, file.number) if file.kind != COLD else []
-        if not ranges or not upkeep.lives(self.shared, file.number, file.serial):
+        if not ranges or not upkeep.lives(self.shared, file.number, file.serial) or self._is_newer(file):
             return False
         try:
             rows = self._own(file, ranges[0], mend) if file.kind == OWN else self._pack(file, ranges, mend)
@@ -242,6 +245,24 @@ class Upkeep:
         elif done < len(codes) - codes.count(LOG_FULL):
             self._refused.add((file.number, file.serial))
         return done > 0
+
+    def _is_newer(self, file: File) -> bool:
+        """Say whether any part of a file is of a newer version, and tell it: then what is there stays."""
+        path = path_of(self.data_dir, file)
+        try:
+            if file.kind == PACK:
+                newer.refuse_file(path)
+                pack_places(path, load(path)[0])
+            else:
+                for kind in newer.KINDS:
+                    newer.refuse_file(names.name_of(self.data_dir, file.topic_id, file.name, file.edition).path(kind))
+        except NewerFormatError as refused:
+            self.damage.visit(file, path)
+            self.damage.note(newer_problem(refused))
+            return True
+        except OSError:
+            pass  # whoever makes it anew will tell
+        return False
 
     def _note_made(self, rows: Ranges) -> None:
         named = FILE.unpack_from(rows[0][3], ROW.size)

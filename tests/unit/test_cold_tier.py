@@ -426,12 +426,12 @@ def test_the_first_record_behind_a_lost_object_is_known_without_asking_the_tier(
     lost = next(file for file in upkeep.listed(library.shared) if file.name == 1)
     upkeep.suspect(library.shared, lost.number, lost.serial, upkeep.MET)  # another worker has read it
     care, size = library.upkeep(), state["bytes"] // 4
-    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, alive.live, size)], arrived=lambda: False)  # type: ignore[assignment]
+    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, alive.live, size)], arrived=lambda: False, newer={})  # type: ignore[assignment]
     care.step(0, 0)
     now = library.state("t")
     assert (now["count"], now["earliest"]) == (300, 101)
     assert now["bytes"] == state["bytes"] - size
-    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, 5, 100)], arrived=lambda: False)  # type: ignore[assignment]
+    care.damage.cold = SimpleNamespace(of=lambda _file, alive: [(slot, topic_id, 5, 100)], arrived=lambda: False, newer={})  # type: ignore[assignment]
     care.step(3000, 0)
     now = library.state("t")
     assert (now["count"], now["earliest"]) == (395, 1), "some of it is there"

@@ -299,7 +299,7 @@ def test_an_unknown_type_with_bit_7_is_shown_and_harms_nobody(log: Log) -> None:
 
 def test_a_newer_format_refuses_the_log(log: Log) -> None:
     log.open(version=2)
-    with pytest.raises(log_walk.LogFormatError, match="log format 2, this version reads 1"):
+    with pytest.raises(log_walk.LogFormatError, match="log format version 2, this program knows 1: a newer version wrote it"):
         log.read()
 
 

@@ -19,8 +19,10 @@ from topicsd.backup import manifest, owner
 from topicsd.backup.manifest import Entry, Manifest, Moment
 from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, object_name
 from topicsd.pins import pin
-from topicsd.segments import names
+from topicsd.segments import names, newer
 from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, fits
+from topicsd.segments.names import Spot
+from topicsd.segments.newer import NewerFormatError
 from topicsd.store import SETTLING
 
 TRIES = 3  # a file may get its final bytes between two looks, when nobody speaks of it yet
@@ -74,9 +76,7 @@ class Backup:
                     self._file(settling)
                 for path in names.files_below(self.data_dir):
                     if path.suffix != ".tmp":
-                        self._file(path)
-                        if path.suffix == names.FLAGS_SUFFIX:
-                            self._cold_data(path)
+                        self._sealed(path)
             moments = [Moment(each.number, each.wall_ms, each.moment) for each in snapshots]
             made = Manifest(0, self.wall_ms(), ends, moments, self.entries, self.notes, directory)
             manifest.write(self.shelf, made)
@@ -87,6 +87,8 @@ class Backup:
         if found := manifest.numbers(self.shelf):
             try:
                 self._known = {entry.path: entry for entry in manifest.read(self.shelf, found[-1]).files}
+            except manifest.NewerManifestError:
+                raise
             except BackupError as wrong:
                 self.notes.append(str(wrong))
 
@@ -97,8 +99,8 @@ class Backup:
         for number in snapshot.heads(self.data_dir):
             try:
                 chain = snapshot.read_chain(self.data_dir, number)
-            except snapshot.NewerSnapshotError as newer:
-                raise BackupError(str(newer)) from None
+            except snapshot.NewerSnapshotError as refused:
+                raise BackupError(str(refused)) from None
             except (snapshot.SnapshotError, ValueError, KeyError, TypeError) as wrong:
                 self.notes.append(str(wrong))
                 continue
@@ -113,8 +115,8 @@ class Backup:
         ends: list[int] = []
         try:
             noted = synced.read(self.data_dir)  # before the log is looked at: it only grows
-        except synced.NewerNoteError as newer:
-            raise BackupError(str(newer)) from None
+        except synced.NewerNoteError as refused:
+            raise BackupError(str(refused)) from None
         except (synced.NoteError, OSError) as wrong:
             noted = synced.UNKNOWN
             self.notes.append(str(wrong))
@@ -158,6 +160,16 @@ class Backup:
             return
         raise BackupError(f"{path} changes while it is copied")
 
+    def _sealed(self, path: Path) -> None:
+        """Copy a file of a segment, or a pack. One of a newer version is refused: no start of what is restored would take it."""
+        try:
+            newer.refuse_file(path)
+            self._file(path)
+            if path.suffix == names.FLAGS_SUFFIX:
+                self._cold_data(path)
+        except NewerFormatError as refused:
+            raise BackupError(str(refused)) from None
+
     def _cold_data(self, flags: Path) -> None:
         """Copy the data part of a cold segment: restored, it stands in the directory itself."""
         named = names.parse(flags)
@@ -178,6 +190,7 @@ class Backup:
             return
         except ColdError as wrong:
             raise BackupError(str(wrong)) from None
+        newer.refuse_part(raw, "data", Spot(Path(cold_name(named[0]))))
         if not fits(raw, named[0].path("index").read_bytes()):
             self.notes.append(f"LOSS: in the cold tier: {data}: what is there is not what was put there")
             stamp = []  # looked at again by the next run

@@ -7,8 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from topicsd.backup.shelf import BackupError, Shelf, TakenError, digest_of, manifest_name
+from topicsd.versions import newer
 
 FORMAT, VERSION = "topicsd-backup", 1
+
+
+class NewerManifestError(BackupError):
+    """Say that a newer version has written a manifest: never guess."""
 
 
 @dataclass
@@ -51,7 +56,7 @@ class Manifest:
 
 
 def parse(raw: bytes, name: str) -> Manifest:
-    """Decode and verify a manifest. Raises BackupError."""
+    """Decode and verify a manifest. Raises NewerManifestError, BackupError."""
     line, _, rest = raw.partition(b"\n")
     try:
         if json.loads(rest)["blake2b"] != digest_of(line):
@@ -62,7 +67,7 @@ def parse(raw: bytes, name: str) -> Manifest:
     if found.get("format") != FORMAT:
         raise BackupError(f"{name}: no manifest of a backup")
     if found["format_version"] > VERSION:
-        raise BackupError(f"{name}: format version {found['format_version']}, this program knows {VERSION}")
+        raise NewerManifestError(f"{name}: {newer(found['format_version'], VERSION)}")
     return Manifest(
         found["number"], found["written_ms"], found["ends"], [Moment(**each) for each in found["snapshots"]],
         [Entry(**each) for each in found["files"]], found["notes"], found.get("directory", ""),
@@ -75,7 +80,7 @@ def numbers(shelf: Shelf) -> list[int]:
 
 
 def read(shelf: Shelf, number: int) -> Manifest:
-    """Read a manifest. Raises BackupError."""
+    """Read a manifest. Raises NewerManifestError, BackupError."""
     return parse(shelf.read(manifest_name(number)), manifest_name(number))
 
 

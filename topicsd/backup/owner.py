@@ -35,10 +35,12 @@ def claim(data_dir: Path, shelf: Shelf, *, take_over: bool) -> str:
 
 
 def _newest(shelf: Shelf) -> str:
-    """Whose the newest backup is that can be read and says so; those from before there were ids are anybody's."""
+    """Whose the newest backup is that can be read and says so; those from before there were ids are anybody's. Raises NewerManifestError."""
     for number in reversed(manifest.numbers(shelf)):
         try:
             return manifest.read(shelf, number).directory
+        except manifest.NewerManifestError:
+            raise
         except BackupError:
             continue
     return ""

@@ -79,9 +79,11 @@ def restore(source: str, directory: Path, until: str | None, number: int | None)
         click.echo(f"the backup was made at {report.short_of} ms: what came between that and the time you gave is not in it")
     for shard, end in report.ends.items():
         click.echo(f"the backup ends at {shard}:{end}: what came between that and the position you gave is not in it")
+    for line in checked.refused:
+        click.echo(f"refused: {line}")
     for problem in checked.problems:
         click.echo(f"{'LOSS' if problem.loses else 'damage'}: {problem}")
-    sys.exit(EXIT_PROBLEMS if checked.problems else 0)
+    sys.exit(EXIT_FAILED if checked.refused else EXIT_PROBLEMS if checked.problems else 0)
 
 
 def parse_until(text: str | None) -> Until:

@@ -19,7 +19,9 @@ from topicsd._native.segment_build import make_folder
 from topicsd._native.segment_repair import Examiner
 from topicsd._native.whole_files import copy_whole, remove, write_whole
 from topicsd.objects import ObjectStore
-from topicsd.segments.names import TOPICS, Name, place_of, topic_folder
+from topicsd.segments import newer
+from topicsd.segments.names import TOPICS, Name, Spot, place_of, topic_folder
+from topicsd.segments.newer import NewerFormatError
 
 MARKER = "topicsd-cold.json"  # the tier's identity (cold_tier.py)
 HEADER_BYTES = 128
@@ -209,10 +211,21 @@ def copy_to_cold(cold: Cold, name: Name, files: FileSystem | None = None) -> int
     if status:
         raise SegmentError(status, f"{place.data.path}, seq {upto}")
     target = cold_name(name)
+    refuse_newer_object(cold, target)
     cold.put(target, place.data.path)
     verify_back(cold, target, len(data), index)
     write_whole(flags_path(name), view.flags_part(), files)
     return len(data)
+
+
+def refuse_newer_object(cold: Cold, name: str) -> None:
+    """Refuse to put anything where an object of a newer version stands. Raises ColdError."""
+    try:
+        newer.refuse_part(cold.read(name, 0, HEADER_BYTES), "data", Spot(Path(name)))
+    except (ColdMissingError, ColdEmptyError):
+        return
+    except NewerFormatError as there:
+        raise ColdError(f"in the cold tier: {there}") from None
 
 
 def verify_back(cold: Cold, name: str, size: int, index: bytes) -> None:
@@ -223,11 +236,15 @@ def verify_back(cold: Cold, name: str, size: int, index: bytes) -> None:
 
 
 def what_is_wrong(cold: Cold, name: str, index: bytes) -> str:
-    """Read an object and hold it against the segment's index: "" or what is wrong. Raises ColdError where the store can not be asked."""
+    """Read an object and hold it against the segment's index: "" or what is wrong.
+
+    Raises ColdError where the store can not be asked, NewerFormatError.
+    """
     try:
         back = cold.read(name, 0, cold.size(name))
     except ColdMissingError as wrong:
         return str(wrong)
+    newer.refuse_part(back, "data", Spot(Path(name)))
     return "" if fits(back, index) else f"{name}: what the cold store gives back is not what was put there"
 
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from topicsd import versions
 from topicsd._native import upkeep
 from topicsd._native.regions import Shared
+from topicsd._native.segment import FORMAT_VERSION, newer_version
 from topicsd._native.upkeep import File, Live
 from topicsd.segments.cold import Cold, ColdMissingError, cold_name
 from topicsd.segments.cold_reader import BLOCK_BYTES, ColdLimits, ColdReader, ColdUnavailableError
@@ -41,6 +43,8 @@ class ColdCounts:
         self._shared = shared
         self._reader = ColdReader(cold, replace(ColdLimits(), cache_bytes=CACHE_BYTES, threads=1), mono_ms)
         self._known: dict[Key, tuple[object, list[Row]]] = {}  # what was alive then, and the count
+        self._headed = set[Key]()  # objects whose first bytes have come: they say of which version it is
+        self.newer: dict[Key, str] = {}  # objects that a newer version wrote: what is said of them
         self._coming: Coming | None = None
         upkeep.cold_attach(shared, CACHE_BYTES)
 
@@ -55,7 +59,9 @@ class ColdCounts:
         known = self._known.get(key)
         if known is not None and known[0] == now:
             return known[1]
-        if self._take():
+        if self._take() and key not in self._headed:
+            self._ask(file, 0, 0)
+        elif self._coming is None:
             upkeep.cold_wanted(self._shared)
             rows = upkeep.unreadable(self._shared, file.number)
             wanted = upkeep.cold_wanted(self._shared)
@@ -88,6 +94,10 @@ class ColdCounts:
             return True
         except ColdMissingError:
             raw = b""
+        if coming.first == 0:
+            self._headed.add((coming.file.number, coming.file.serial))
+            if version := newer_version(raw, "data"):
+                self.newer[coming.file.number, coming.file.serial] = versions.newer(version, FORMAT_VERSION)
         upkeep.cold_put(self._shared, coming.file.serial, coming.file.bytes, coming.first, raw.ljust(coming.last - coming.first, b"\0"))
         return True
 

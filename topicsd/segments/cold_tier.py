@@ -22,6 +22,7 @@ from topicsd._native.whole_files import write_whole
 from topicsd.segments import names
 from topicsd.segments.cold import MARKER, Cold, ColdEmptyError, ColdError, ColdMissingError, cold_name, open_cold, what_is_wrong
 from topicsd.segments.names import Name
+from topicsd.segments.newer import NewerFormatError
 
 MEMORY = Path("meta") / "cold-tier"
 PLANNED = Path("meta") / "cold-tier.new"  # an id that no tier may have yet: the tier is marked, then the directory remembers it
@@ -152,7 +153,7 @@ class KnownCold:
             try:
                 if not what_is_wrong(self.cold, cold_name(name), name.path("index").read_bytes()):
                     return
-            except FileNotFoundError:
+            except (FileNotFoundError, NewerFormatError):
                 continue
             except ColdEmptyError:
                 break

@@ -14,8 +14,10 @@ import orjson
 from topicsd import synced
 from topicsd._native import frame, segment_pack
 from topicsd._native.segment import STATUS, Header, SegmentError, SegmentView, frame_at, header_of
+from topicsd.segments import newer
 from topicsd.segments.dump_snapshot import show_snapshot
-from topicsd.segments.names import Place
+from topicsd.segments.names import Place, Spot
+from topicsd.segments.newer import NewerFormatError
 from topicsd.segments.verify import load, pack_places
 
 Line = dict[str, Any]
@@ -100,7 +102,10 @@ def _log(path: Path, raw: bytes) -> Iterator[Line]:
 def _synced(path: Path, raw: bytes) -> Iterator[Line]:
     try:
         positions, wall_ms = synced.parse(path, raw)
-    except (synced.NoteError, synced.NewerNoteError) as wrong:
+    except synced.NewerNoteError as refused:
+        yield {"offset": 0, "newer": str(refused)}
+        return
+    except synced.NoteError as wrong:
         yield {"offset": 0, "damage": str(wrong)}
         return
     yield {"offset": 0, "type": "synced", "ts": wall_ms, "positions": positions}
@@ -127,13 +132,20 @@ def _header(header: Header) -> Line:
     return {"part": header.kind} | {key: value for key, value in header._asdict().items() if key != "kind"}
 
 
+def _newer(refused: NewerFormatError) -> Line:
+    return {"offset": refused.spot.offset, "format_version": refused.version, "newer": refused.what}
+
+
 def _part(kind: str) -> Callable[[Path, bytes], Iterator[Line]]:
     def show(path: Path, raw: bytes) -> Iterator[Line]:
+        header = None
         try:
+            newer.refuse_part(raw, kind, Spot(path))
             header = header_of(raw, kind)
+        except NewerFormatError as refused:
+            yield _newer(refused)
         except SegmentError as wrong:
             yield {"offset": 0, "damage": str(wrong)}
-            header = None
         if header is not None:
             yield {"offset": 0} | _header(header)
         yield from _SHOW[kind](raw, header)
@@ -212,10 +224,18 @@ _SHOW: dict[str, Callable[[bytes, Header | None], Iterator[Line]]] = {"data": _d
 
 def _pack(path: Path, raw: bytes) -> Iterator[Line]:
     try:
+        newer.refuse_pack(path, raw[: newer.PACK_BYTES], raw[-newer.PACK_BYTES :], len(raw))
         yield {"offset": 0, "pack": segment_pack.pack_number(raw)}
+    except NewerFormatError as refused:
+        yield _newer(refused)
+        return
     except SegmentError as wrong:
         yield {"offset": 0, "damage": str(wrong)}
-    places, problems = pack_places(path, raw)
+    try:
+        places, problems = pack_places(path, raw)
+    except NewerFormatError as refused:
+        yield _newer(refused)
+        return
     for problem in problems:
         yield {"offset": problem.offset, "damage": problem.what}
     for place in places:

@@ -26,6 +26,9 @@ def show_snapshot(path: Path, raw: bytes) -> Iterator[Line]:
     """The header, then each section row by row. Damage ends it: what a snapshot says counts only as a whole."""
     try:
         found = snapshot.read(path)
+    except snapshot.NewerSnapshotError as refused:
+        yield {"offset": 0, "newer": str(refused)}
+        return
     except snapshot.SnapshotError as wrong:
         yield {"offset": 0, "damage": str(wrong)}
         return

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from topicsd import snapshot, synced
 from topicsd._native import log_walk
-from topicsd._native.segment import SegmentError
-from topicsd.segments import names
+from topicsd.segments import names, newer
 from topicsd.segments.cold import Cold, ColdError, cold_name, what_is_wrong
 from topicsd.segments.names import Name, Place
+from topicsd.segments.newer import NewerFormatError
 from topicsd.segments.repair import move_aside, repair
 from topicsd.segments.rows import Range, missing, places_in
 from topicsd.segments.verify import DIRECTORY, Checked, Problem, Verifier, check_cold, load, pack_places
@@ -100,8 +100,8 @@ def _check_snapshots(data_dir: Path, report: Report) -> None:
         report.bytes += path.stat().st_size
         try:
             snapshot.read(path)
-        except snapshot.NewerSnapshotError as newer:
-            report.refused.append(str(newer))
+        except snapshot.NewerSnapshotError as refused:
+            report.refused.append(str(refused))
         except (snapshot.SnapshotError, OSError, ValueError, KeyError) as wrong:
             report.problems.append(Problem(path, 0, str(wrong)))
     for number in snapshot.heads(data_dir):
@@ -118,8 +118,8 @@ def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
     noted = synced.UNKNOWN
     try:
         noted = synced.read(data_dir)
-    except synced.NewerNoteError as newer:
-        report.refused.append(str(newer))
+    except synced.NewerNoteError as refused:
+        report.refused.append(str(refused))
         return
     except (synced.NoteError, OSError) as wrong:
         report.problems.append(Problem(synced.path_of(data_dir), 0, str(wrong)))
@@ -172,6 +172,7 @@ def _check_segments(data_dir: Path, report: Report, mend: bool, cold: Cold | Non
         if "flags" in kinds:
             report.notes.append(f"{name.path('flags')}: the data file is still here: it waits for its move to the cold tier, or to be removed")
         if "data" not in kinds:
+            report.refused += [str(refused) for refused in newer.found(name.path(kind) for kind in kinds)]
             report.problems.append(Problem(name.path("data"), 0, "the data file is missing", loses=True))
             continue
         _check_one(names.place_of(name), verifier, report, quarantine if mend else None)
@@ -183,8 +184,8 @@ def _check_pack(path: Path, verifier: Verifier, report: Report, quarantine: Path
     report.problems += [Problem(path, offset, "the disk does not give this page back", loses=True) for offset in bad]
     try:
         places, problems = pack_places(path, raw)
-    except SegmentError as wrong:
-        report.refused.append(f"{path}: {wrong}")
+    except NewerFormatError as refused:
+        report.refused.append(str(refused))
         return
     report.problems += problems
     if any(problem.what.startswith(DIRECTORY) for problem in problems):
@@ -205,8 +206,8 @@ def _check_rows(data_dir: Path, report: Report) -> None:
 def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Path | None) -> None:
     try:
         checked: Checked = verifier.check(place, remake=quarantine is not None)
-    except SegmentError as wrong:
-        report.refused.append(f"{place.data.path}: {wrong}")
+    except NewerFormatError as refused:
+        report.refused.append(str(refused))
         return
     report.segments += 1
     report.problems += checked.problems
@@ -224,8 +225,8 @@ def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
     """What of a cold segment is here, and its object where the tier is known."""
     try:
         checked = check_cold(name)
-    except SegmentError as newer:
-        report.refused.append(f"{name.path('index')}: {newer}")
+    except NewerFormatError as refused:
+        report.refused.append(str(refused))
         return
     report.segments += 1
     report.cold += 1
@@ -235,6 +236,9 @@ def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
         return
     try:
         wrong = what_is_wrong(cold, cold_name(name), name.path("index").read_bytes())
+    except NewerFormatError as refused:
+        report.refused.append(f"in the cold tier: {refused}")
+        return
     except ColdError as why:
         report.refused.append(f"{name.path('data')}: the cold tier can not be asked: {why}")
         return

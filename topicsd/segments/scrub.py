@@ -9,6 +9,7 @@ from pathlib import Path
 from topicsd._native.segment import SegmentError
 from topicsd.segments import names
 from topicsd.segments.names import Name, Place
+from topicsd.segments.newer import NewerFormatError
 from topicsd.segments.verify import Problem, Verifier, check_cold, load, pack_places
 
 PROBLEMS_MAX = 1000  # kept to be shown; all are counted
@@ -123,6 +124,8 @@ def _check(verifier: Verifier, item: Item) -> tuple[list[Problem], int]:
     before = item.deleted()
     try:
         checked = check_cold(item.cold) if item.cold else verifier.check(item.place, deleted=before)
+    except NewerFormatError as newer:
+        return [newer_problem(newer)], 0
     except (SegmentError, OSError) as wrong:
         return [Problem(item.place.data.path, item.place.data.offset, str(wrong), loses=True)], 0
     if item.cold is None and item.deleted() != before:  # the count has moved while the bytes were read: compare the rest
@@ -130,6 +133,11 @@ def _check(verifier: Verifier, item: Item) -> tuple[list[Problem], int]:
         checked = verifier.check(item.place)
         return checked.problems, bytes_read
     return checked.problems, checked.bytes_read
+
+
+def newer_problem(found: NewerFormatError) -> Problem:
+    """What a scrub tells of a part of a newer version: nobody can read a data part, the others are done without."""
+    return Problem(found.spot.path, found.spot.offset, found.what, newer=True)
 
 
 def everything_below(data_dir: Path) -> Iterator[Item]:

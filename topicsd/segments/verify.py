@@ -11,9 +11,11 @@ from pathlib import Path
 from topicsd._native import segment_pack
 from topicsd._native.segment import STATUS, SegmentError, SegmentView, header_of
 from topicsd._native.segment_repair import Examiner, Findings
+from topicsd.segments import newer
 from topicsd.segments.names import Name, Place, Spot, pack_number, place_of
+from topicsd.segments.newer import NewerFormatError
 
-OK, NOT_ONE, NEWER, BAD_FRAME, MISMATCH = 0, 2, 4, 7, 5
+OK, NOT_ONE, BAD_FRAME, MISMATCH = 0, 2, 7, 5
 PAGE_BYTES = 4096
 FLAG_DELETED = 0xD5
 KINDS = ("data", "index", "tags")
@@ -30,6 +32,7 @@ class Problem:
     what: str
     loses: bool = False
     kind: str = ""  # the part, where it is one
+    newer: bool = False  # no damage: a newer version wrote it, and it stays as it is
 
     def __str__(self) -> str:
         return f"{self.path}, byte {self.offset}: {self.what}"
@@ -96,13 +99,15 @@ class Verifier:
     def check(self, place: Place, *, deleted: int | None = None, remake: bool = False) -> Checked:
         """Verify a segment against its checksums, its index and its tags, and the count of deletes that the manifest has.
 
-        Raises SegmentError for a newer format, OSError when a file can not be opened.
+        Raises NewerFormatError, OSError when a file can not be opened.
         """
         out = Checked(place)
         self._read = 0
         parts: dict[str, bytes | None] = {}
         for kind, spot in zip(KINDS, (place.data, place.index, place.tags), strict=True):
-            parts[kind] = self._load(spot.path, out.problems, loses=spot.path == place.data.path)
+            raw = parts[kind] = self._load(spot.path, out.problems, loses=spot.path == place.data.path)
+            if raw is not None:
+                newer.refuse_part(raw, kind, spot)
         data = parts["data"]
         out.bytes_read = self._read
         if data is None or place.data.offset + 128 > len(data):
@@ -129,9 +134,7 @@ class Verifier:
                 data, index, tags, data_offset=place.data.offset, index_offset=place.index.offset, tags_offset=place.tags.offset,
                 data_bytes=place.data_bytes, identity=identity,
             )  # fmt: skip
-        except SegmentError as wrong:
-            if wrong.status == NEWER:
-                raise
+        except SegmentError:
             out.problems.append(Problem(place.data.path, place.data.offset, "no header of the segment can be believed", loses=True))
             return
         out.findings = found
@@ -198,21 +201,21 @@ class Verifier:
 
 
 def pack_places(path: Path, raw: bytes) -> tuple[list[Place], list[Problem]]:
-    """The segments of a pack, by its directory, or by the headers of its parts when that is damaged. Raises SegmentError for a newer format."""
+    """The segments of a pack, by its directory, or by the headers of its parts when that is damaged.
+
+    Raises NewerFormatError when the pack, or any part in it, is of a newer version.
+    """
     problems = []
+    newer.refuse_pack(path, raw[: newer.PACK_BYTES], raw[-newer.PACK_BYTES :], len(raw))
     try:
         number, named = segment_pack.pack_number(raw), pack_number(path)
         if named not in (None, number):
             problems.append(Problem(path, 0, f"it is pack {number}", loses=True))
     except SegmentError as wrong:
-        if wrong.status == NEWER:
-            raise
         problems.append(Problem(path, 0, f"header of the pack: {STATUS[wrong.status]}"))
     try:
         entries = segment_pack.pack_directory(raw)
     except SegmentError as wrong:
-        if wrong.status == NEWER:
-            raise
         problems.append(Problem(path, max(len(raw) - 64, 0), f"{DIRECTORY}: {STATUS[wrong.status]}"))
         return list(found_parts(path, raw)), problems
     places = [
@@ -222,24 +225,32 @@ def pack_places(path: Path, raw: bytes) -> tuple[list[Place], list[Problem]]:
         )
         for e in entries
     ]  # fmt: skip
+    for place in places:
+        newer.refuse_place(raw, place)
     return places, problems
 
 
 def found_parts(path: Path, raw: bytes) -> Iterator[Place]:
-    """Search a pack for data parts whose header can be believed, with the index and the tags behind them."""
+    """Search a pack for data parts whose header can be believed, with the index and the tags behind them. Raises NewerFormatError."""
     at = raw.find(_MAGIC_DATA)
     while at >= 0:
         step = 8
         if at % 8 == 0:
+            newer.refuse_part(raw, "data", Spot(path, at))
             try:
                 data = header_of(raw, "data", at)
                 index_at = at + data.part_bytes
+                newer.refuse_part(raw, "index", Spot(path, index_at))
                 index = header_of(raw, "index", index_at)
-                yield Place(
+                place = Place(
                     Spot(path, at), Spot(path, index_at), Spot(path, index_at + index.part_bytes), data.topic_id, data.first_seq, data.last_seq,
                     data.part_bytes,
                 )  # fmt: skip
+                newer.refuse_place(raw, place)
+                yield place
                 step = data.part_bytes
+            except NewerFormatError:
+                raise
             except SegmentError:
                 pass
         at = raw.find(_MAGIC_DATA, at + step)
@@ -249,7 +260,7 @@ def found_parts(path: Path, raw: bytes) -> Iterator[Place]:
 
 
 def check_cold(name: Name) -> Checked:
-    """Verify the index, the tags and the flags of a segment whose data part is in the cold tier. Raises SegmentError for a newer format, OSError."""
+    """Verify the index, the tags and the flags of a segment whose data part is in the cold tier. Raises NewerFormatError, OSError."""
     out = Checked(place_of(name))
     raws: dict[str, bytes] = {}
     for kind in ("index", "tags", "flags"):
@@ -258,6 +269,7 @@ def check_cold(name: Name) -> Checked:
         except FileNotFoundError:
             out.problems.append(Problem(name.path(kind), 0, "the file is missing", loses=kind == "flags", kind=kind))
             continue
+        newer.refuse_part(raws[kind], kind, Spot(name.path(kind)))
         out.bytes_read += len(raws[kind])
         out.problems += [Problem(name.path(kind), offset, "the disk does not give this page back", kind=kind) for offset in bad]
     if "index" in raws:
@@ -267,8 +279,6 @@ def check_cold(name: Name) -> Checked:
 
 def _judge_cold(out: Checked, name: Name, raws: dict[str, bytes]) -> None:
     def told(kind: str, wrong: SegmentError | None, what: str = "") -> None:
-        if wrong is not None and wrong.status == NEWER:
-            raise wrong
         words = what or f"{kind}: {STATUS[wrong.status] if wrong else ''}"
         out.problems.append(Problem(name.path(kind), 0, words, loses=kind == "flags", kind=kind))
 
