@@ -61,6 +61,11 @@ def restrictions(context: Context) -> list[str]:
         reasons.append(f"cold_unavailable: {context.settings.cold_dir}: {WHY[away]}; {lacks} until it is back")
     if context.figures.get("archive_away"):
         reasons.append(f"archive_unavailable: {context.settings.log_archive_dir}: {AWAY}")
+    if code := context.figures.get("archive_refuses"):
+        why = f"{errno.errorcode.get(code, str(code))}: {os.strerror(code)}"
+        reasons.append(
+            f"archive_unavailable: {context.settings.log_archive_dir}: it takes no log files ({why}); they stay in the data directory until it does"
+        )
     return reasons + damages(context)
 
 

@@ -542,7 +542,7 @@ class Checkpoints:
 
     def _remove(self, files: list[tuple[Path, bool]]) -> None:
         """Remove files, or move them to the archive. What can not be moved now stays where it is, and is tried again."""
-        away = False
+        away, refuses = False, 0
         for path, is_archived in files:
             try:
                 if is_archived and self.archive is not None:
@@ -551,10 +551,12 @@ class Checkpoints:
                     file_ops.remove(self.store.files, path)
             except OSError as wrong:
                 away = away or isinstance(wrong, ArchiveAwayError)
+                refuses = refuses or (wrong.errno or errno.EIO if is_archived else 0)
                 if not self.undone:
                     self._tell_undone(path, self.options.archive if is_archived else None, wrong)
                 self.undone.append((path, is_archived))
         self.store.figures.set("archive_away", int(away))
+        self.store.figures.set("archive_refuses", 0 if away else refuses)
         self.store.figures.set("files_undone", len(self.undone))
 
     def _tell_undone(self, path: Path, archive: Path | None, wrong: OSError) -> None:

@@ -12,7 +12,7 @@ from topicsd.metrics import Family
 WORDS = (
     # the writer
     "checkpoints", "checkpoint_failures", "checkpoint_at_ms", "checkpoint_ms", "checkpoint_held_us", "checkpoint_bytes", "files_removed",
-    "files_undone", "log_held_bytes", "log_spares", "index_warm", "archive_away",
+    "files_undone", "log_held_bytes", "log_spares", "index_warm", "archive_away", "archive_refuses",
     # the keeper
     "scrub_passes", "scrub_segments", "scrub_bytes", "scrub_problems", "scrub_last_pass_ms", "scrub_last_pass_problems", "damaged", "newer",
     "damage_looked", "log_damage_looked", "log_damaged", "rewrites", "rewritten_bytes", "orphans", "cold_moved", "cold_moved_bytes", "cold_failures",

@@ -46,6 +46,7 @@ LOOK_MS = 1000
 CHECK_MS = 5_000  # how often the tier is asked who it is
 RETRY_MS, RETRY_MS_MAX = 5_000, 300_000  # after the store has failed
 HUNG_MS = 60_000  # a call that has not come back after so long hangs,
+SILENT_MS = 10_000  # the tier has been asked who it is, and has not said so: it is away for whoever reads, though it may still answer
 HUNG_BYTES_PER_MS = 256  # and a copy after so long for its bytes as well: a slow store is none that hangs
 TELL_MS = 60_000
 GONE_A_LOOK = 64
@@ -229,6 +230,7 @@ class Relocation:
         if (removed := call.removed) != call.seen:
             call.seen, call.began_ms = removed, self._now_ms
         if self._now_ms - call.began_ms < call.limit_ms:
+            self._look_whether_silent(call)
             return
         call.given_up, self._call = True, None
         self._hung.append(call)
@@ -241,6 +243,13 @@ class Relocation:
         self._tell_hung()
         self._check_at_ms = 0  # nothing is moved or removed before it answers
         self.look_at_ms = self._now_ms + max(RETRY_MS, (self._now_ms - self._hangs_since_ms) // HUNG_SHARE)
+
+    def _look_whether_silent(self, call: Call) -> None:
+        """Say early that the tier does not answer: its marker is small, where a copy may take its time."""
+        asks = call.move is None and not call.removing
+        if asks and self._now_ms - call.began_ms >= SILENT_MS and self.figures.get("cold_away") == 0:
+            self.figures.set("cold_away", HANGS)
+            log.error("the cold tier does not answer", for_ms=self._now_ms - call.began_ms)
 
     def _tell_hung(self) -> None:
         if self._hung and self._hangs_since_ms is not None and self._now_ms - self._hung_told_ms >= TELL_MS:

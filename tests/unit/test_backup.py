@@ -317,6 +317,12 @@ def test_a_damaged_object_is_told_and_never_restored(library: Library, tmp_path:
     assert len(verify(shelf, manifest.read(shelf, 1))) == 1
     with pytest.raises(BackupError, match="is not what was put there"):
         Restore(shelf, tmp_path / "new").run()
+    copy(library, shelf)
+    assert len(verify(shelf, manifest.read(shelf, 2))) == 1, "a run does not read objects back"
+    path.rename(tmp_path / "damaged")  # what docs/operations.md tells an operator to do
+    copy(library, FolderShelf(tmp_path / "shelf"))
+    assert [verify(shelf, manifest.read(shelf, number)) for number in (1, 2, 3)] == [[], [], []]
+    Restore(shelf, tmp_path / "again", number=1).run()
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.999])

@@ -18,6 +18,7 @@ from fakes.faulty_files import FaultyFiles
 from fakes.in_process import Library, Refused
 from fakes.in_process import numbers as values
 from topicsd import checkpoint, limits, snapshot
+from topicsd._native import file_ops
 from topicsd._native.log_walk import LogFormatError
 from topicsd._native.whole_files import write_whole
 from topicsd.api.probes import restrictions
@@ -1141,6 +1142,33 @@ def test_an_archive_that_goes_away_gets_no_log_file_until_it_is_back(
     assert first < archived and archived | {path.name for path in Path(engine.directory).rglob("*.log")} >= first | kept
     engine.kill()
     assert len(engine.read_all("t")[0]) > 0
+
+
+def test_an_archive_that_takes_no_log_file_is_told_until_it_does(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Library(str(tmp_path / "data"), clock, file_bytes=LOG_FILE_BYTES, archive=tmp_path / "archive")
+    shared = SimpleNamespace(shard=lambda _number: {"read_only": 0}, get=lambda _name: 0)
+    settings = SimpleNamespace(cold_dir="", log_archive_dir=str(tmp_path / "archive"))
+    told = lambda: restrictions(SimpleNamespace(shared=shared, figures=engine.store.figures, settings=settings))  # type: ignore[arg-type]  # noqa: E731
+    engine.put("t")
+    for _ in range(200):
+        engine.append("t", values("x" * 2000))
+    engine.seal("t")
+    before = {path.name for path in Path(engine.directory).rglob("*.log")}
+    move = file_ops.move_across
+
+    def full(_files: Any, source: Path, _target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(source))
+
+    monkeypatch.setattr(file_ops, "move_across", full)
+    engine.checkpoint()
+    engine.checkpoint()
+    (reason,) = told()
+    assert reason.startswith(f"archive_unavailable: {tmp_path / 'archive'}: it takes no log files (ENOSPC: No space left on device)")
+    assert before <= {path.name for path in Path(engine.directory).rglob("*.log")}
+    monkeypatch.setattr(file_ops, "move_across", move)
+    engine.checkpoint()
+    assert told() == [] and list((tmp_path / "archive").rglob("*.log"))
+    engine.close()
 
 
 @pytest.mark.parametrize("why", ["from before there were markers", "at another path", "its memory is removed"])

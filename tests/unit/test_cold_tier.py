@@ -228,6 +228,53 @@ def test_fsck_and_backup_refuse_a_tier_that_is_another(library: Library, tmp_pat
     library.open()
 
 
+@pytest.mark.parametrize("suffix", ["idx", "tag"])
+@pytest.mark.parametrize("way", ["gone", "damaged"])
+def test_fsck_makes_index_and_tags_of_a_cold_segment_again_of_its_object(library: Library, tmp_path: Path, suffix: str, way: str) -> None:
+    place, data = tmp_path / "cold", tmp_path / "data"
+    move(library, keeper_of(library, place))
+    library.cold = open_tier(str(place), data)
+    leave(library)
+    before = library.read_all("t")
+    library.store.close()
+    path = sorted(data.rglob("*.del"))[0].with_suffix(f".{suffix}")
+    raw = path.read_bytes()
+    if way == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])
+    there = [one.read_bytes() for one in sorted(place.rglob("*.data"))]
+    assert fsck(data, mend=True).done == [], "nobody has said where its data is"
+    report = fsck(data, mend=True, cold=open_tier(str(place), data))
+    assert [problem.path for problem in report.problems] == [path] and report.unread == 0
+    assert [line for line in report.done if line.startswith(f"{path}: made again of its object")]
+    assert path.read_bytes() == raw and [one.read_bytes() for one in sorted(place.rglob("*.data"))] == there
+    aside = [one.read_bytes() for one in (data / "quarantine").glob("*")] if (data / "quarantine").is_dir() else []
+    assert (len(aside) == 1 and aside[0] != raw) if way == "damaged" else not aside
+    assert fsck(data, cold=open_tier(str(place), data)).problems == []
+    library.open()
+    assert library.read_all("t") == before
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_fsck_makes_no_index_of_an_object_that_is_lost_or_damaged(library: Library, tmp_path: Path, how: str) -> None:
+    place, data = tmp_path / "cold", tmp_path / "data"
+    move(library, keeper_of(library, place))
+    leave(library)
+    library.store.close()
+    path = sorted(data.rglob("*.del"))[0].with_suffix(".idx")
+    path.unlink()
+    there = sorted(place.rglob("*.data"))[0]
+    if how == "gone":
+        there.unlink()
+    else:
+        raw = there.read_bytes()
+        there.write_bytes(raw[:2000] + bytes([raw[2000] ^ 1]) + raw[2001:])
+    report = fsck(data, mend=True, cold=open_tier(str(place), data))
+    assert report.done == [] and not path.exists()
+    assert [problem for problem in report.problems if problem.loses and "in the cold tier" in problem.what]
+
+
 def test_fsck_takes_a_tier_that_nothing_was_ever_moved_to_for_what_it_is(library: Library, tmp_path: Path) -> None:
     fill(library)
     library.store.close()

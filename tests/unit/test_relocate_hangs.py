@@ -17,7 +17,7 @@ from fakes.patience import eventually
 from topicsd import relocate
 from topicsd._native import upkeep
 from topicsd.api import probes
-from topicsd.relocate import HUNG_BYTES_PER_MS, HUNG_MS, RETRY_MS, STUCK_MAX, TELL_MS, Relocation, Thread
+from topicsd.relocate import HUNG_BYTES_PER_MS, HUNG_MS, RETRY_MS, SILENT_MS, STUCK_MAX, TELL_MS, Relocation, Thread
 from topicsd.segments import cold_tier
 from topicsd.segments.cold import ColdError, FolderCold
 from topicsd.segments.cold_tier import FAILS, HANGS, KnownCold
@@ -126,6 +126,22 @@ def test_a_copy_that_does_not_come_back_is_told_and_others_go_on_when_the_tier_a
     moves.engine.stop()
     report = fsck(Path(moves.engine.directory), cold=moves.cold)
     assert (report.problems, report.cold) == ([], 3)
+
+
+def test_a_tier_that_does_not_say_who_it_is_is_away_long_before_the_call_is_given_up(moves: Moves) -> None:
+    moves.rests(0)
+    moves.cold.mount_hangs = True
+    begun = len(moves.cold.begun)
+    moves.until(AFTER_MS, lambda: len(moves.cold.begun) > begun)
+    moves.relocation.step(AFTER_MS + SILENT_MS - 1)
+    assert moves.figure("cold_away") == 0
+    with capture_logs() as logged:
+        moves.relocation.step(AFTER_MS + SILENT_MS)
+        moves.relocation.step(AFTER_MS + SILENT_MS + 1)
+    assert moves.figure("cold_away") == HANGS and moves.figure("cold_hung") == 0
+    assert [line["event"] for line in logged] == ["the cold tier does not answer"]
+    moves.cold.go.set()
+    moves.until(AFTER_MS + SILENT_MS + 2, lambda: moves.figure("cold_away") == 0)
 
 
 def test_a_late_copy_of_a_segment_that_has_gone_meanwhile_is_not_published(moves: Moves) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fakes.in_process import Library
 from oracle import segment_oracle as oracle
 from oracle.segment_oracle import DELETED, HOLE, Row
 from topicsd._native import frame, segment
@@ -207,6 +208,30 @@ def test_a_newer_format_is_refused_and_not_touched(store: Path) -> None:
     before = content(store)
     report = fsck.fsck(store, mend=True)
     assert len(report.refused) == 1 and "newer" in report.refused[0] and content(store) == before
+
+
+def test_a_damaged_snapshot_or_note_is_named_once_and_repair_says_what_becomes_of_it(engine: Library) -> None:
+    engine.put("t")
+    engine.append("t", [{"data": 1}])
+    engine.checkpoint()
+    engine.append("t", [{"data": 2}])
+    engine.checkpoint()
+    engine.store.close()
+    root = Path(engine.directory)
+    newest, note = sorted((root / "meta").glob("snapshot-*"))[-1], root / "log" / "synced"
+    for path in (newest, note):
+        flip(path, 60)
+    for way in ([], ["--repair"]):
+        shown = CliRunner().invoke(main, ["fsck", str(root), *way])
+        assert shown.exit_code == 1
+        for path in (newest, note):
+            (line,) = [line for line in shown.output.splitlines() if line.startswith(f"damage: {path}")]
+            assert line.count(str(path)) == 1
+        if way:
+            assert f"note: {newest}: a start takes an older snapshot, or the log, and the next snapshot replaces this one" in shown.output
+            assert f"note: {note}: a start makes it again" in shown.output
+    engine.open()
+    assert len(engine.read_all("t")[0]) == 2
 
 
 def test_a_directory_in_use_is_left_alone(store: Path) -> None:

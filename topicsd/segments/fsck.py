@@ -14,13 +14,15 @@ from pathlib import Path
 
 from topicsd import snapshot, synced
 from topicsd._native import log_walk
+from topicsd._native.segment import SegmentError
+from topicsd._native.segment_repair import Examiner
 from topicsd.segments import names, newer
-from topicsd.segments.cold import Cold, ColdError, cold_name, what_is_wrong
-from topicsd.segments.names import Name, Place
+from topicsd.segments.cold import Cold, ColdError, ColdMissingError, cold_name, what_is_wrong
+from topicsd.segments.names import Name, Place, Spot
 from topicsd.segments.newer import NewerFormatError
-from topicsd.segments.repair import move_aside, repair
+from topicsd.segments.repair import move_aside, repair, set_aside, write_whole
 from topicsd.segments.rows import Range, missing, places_in
-from topicsd.segments.verify import DIRECTORY, Checked, Problem, Verifier, check_cold, load, pack_places
+from topicsd.segments.verify import BAD_FRAME, DIRECTORY, Checked, Problem, Verifier, check_cold, load, pack_places
 
 
 @dataclass
@@ -103,15 +105,21 @@ def _check_snapshots(data_dir: Path, report: Report) -> None:
         except snapshot.NewerSnapshotError as refused:
             report.refused.append(str(refused))
         except (snapshot.SnapshotError, OSError, ValueError, KeyError) as wrong:
-            report.problems.append(Problem(path, 0, str(wrong)))
+            _tell(report, path, wrong, "a start takes an older snapshot, or the log, and the next snapshot replaces this one")
     for number in snapshot.heads(data_dir):
         try:
             snapshot.read_chain(data_dir, number)
         except snapshot.NewerSnapshotError:
             continue
         except (snapshot.SnapshotError, OSError, ValueError, KeyError, TypeError) as wrong:
-            if not any(str(problem.what) == str(wrong) for problem in report.problems):
-                report.problems.append(Problem(snapshot.path_of(data_dir, number), 0, str(wrong)))
+            if not any(f"{problem.path}: {problem.what}" == str(wrong) for problem in report.problems):
+                _tell(report, snapshot.path_of(data_dir, number), wrong, "a start takes another snapshot, or the log")
+
+
+def _tell(report: Report, path: Path, wrong: Exception, then: str) -> None:
+    """Tell of a file that is not put right here, and what becomes of it."""
+    report.problems.append(Problem(path, 0, str(wrong).removeprefix(f"{path}: ")))
+    report.notes.append(f"{path}: {then}")
 
 
 def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
@@ -122,7 +130,7 @@ def _check_logs(data_dir: Path, report: Report, mend: bool) -> None:
         report.refused.append(str(refused))
         return
     except (synced.NoteError, OSError) as wrong:
-        report.problems.append(Problem(synced.path_of(data_dir), 0, str(wrong)))
+        _tell(report, synced.path_of(data_dir), wrong, "a start makes it again")
     for folder in sorted((data_dir / "log").glob("shard-[0-9][0-9]")):
         shard = int(folder.name[-2:])
         try:
@@ -167,7 +175,7 @@ def _check_segments(data_dir: Path, report: Report, mend: bool, cold: Cold | Non
             report.problems.append(Problem(path, 0, "no file of this name belongs here"))
     for name, kinds in alone.items():
         if "data" not in kinds and "flags" in kinds:
-            _check_cold(name, report, cold)
+            _check_cold(name, report, cold, quarantine if mend else None)
             continue
         if "flags" in kinds:
             report.notes.append(f"{name.path('flags')}: the data file is still here: it waits for its move to the cold tier, or to be removed")
@@ -221,8 +229,8 @@ def _check_one(place: Place, verifier: Verifier, report: Report, quarantine: Pat
         verifier.forget()
 
 
-def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
-    """What of a cold segment is here, and its object where the tier is known."""
+def _check_cold(name: Name, report: Report, cold: Cold | None, quarantine: Path | None) -> None:
+    """What of a cold segment is here, and its object where the tier is known: of that, index and tags are made again."""
     try:
         checked = check_cold(name)
     except NewerFormatError as refused:
@@ -231,10 +239,13 @@ def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
     report.segments += 1
     report.cold += 1
     report.problems += checked.problems
-    if cold is None or any(problem.kind == "index" for problem in checked.problems):
+    damaged = [kind for kind in ("index", "tags") if any(problem.kind == kind for problem in checked.problems)]
+    if cold is None or ("index" in damaged and quarantine is None):
         report.unread += 1
         return
     try:
+        if damaged and quarantine is not None and not _mend_cold(name, damaged, cold, quarantine, report):
+            return
         wrong = what_is_wrong(cold, cold_name(name), name.path("index").read_bytes())
     except NewerFormatError as refused:
         report.refused.append(f"in the cold tier: {refused}")
@@ -244,6 +255,30 @@ def _check_cold(name: Name, report: Report, cold: Cold | None) -> None:
         return
     if wrong:
         report.problems.append(Problem(name.path("data"), 0, f"in the cold tier: {wrong}", loses=True, kind="data"))
+
+
+def _mend_cold(name: Name, damaged: list[str], cold: Cold, quarantine: Path, report: Report) -> bool:
+    """Make parts of a cold segment again of its object; False where that is lost or damaged, and told. Raises ColdError, NewerFormatError."""
+    wrong, examiner = "its data is damaged too", Examiner()
+    try:
+        back = cold.read(cold_name(name), 0, cold.size(cold_name(name)))
+        newer.refuse_part(back, "data", Spot(Path(cold_name(name))))
+        found = examiner.examine(back)
+        if found.data_status or (found.topic_id, found.first_seq) != (name.topic_id, name.first_seq):
+            raise SegmentError(BAD_FRAME)
+    except (ColdMissingError, SegmentError) as why:
+        if isinstance(why, NewerFormatError):
+            raise
+        wrong = str(why) if isinstance(why, ColdMissingError) else f"{cold_name(name)}: {wrong}; nothing is made again of it"
+        report.problems.append(Problem(name.path("data"), 0, f"in the cold tier: {wrong}", loses=True, kind="data"))
+        report.unread += 1
+        return False
+    for kind in damaged:
+        path, raw = name.path(kind), examiner.remade(kind)
+        copy = set_aside(quarantine, path, 0, path.read_bytes()) if path.exists() else None
+        write_whole(path, raw)
+        report.done.append(f"{path}: made again of its object in the cold tier{f'; what was there is in {copy}' if copy else ''}")
+    return True
 
 
 def _note_overlaps(found: list[Name], report: Report) -> None:
