@@ -6,7 +6,7 @@ from libc.string cimport memcmp, memcpy, memset
 from topicsd._native.atomics cimport clock_mono_ns, clock_wall_ms, load_acquire_64, load_relaxed_64
 from topicsd._native.diff cimport DiffResult, diff
 from topicsd._native.http cimport HEAD_CLOSE, HEAD_GZIP, ROUTE_APPEND, ROUTE_DIFF, ROUTE_STATE
-from topicsd._native.hub cimport Hub, bump
+from topicsd._native.hub cimport UNRUNG_BYTES_MAX, Hub, bump
 from topicsd._native.layout cimport COMPLETION_BODY_DIFFERS, COMPLETION_CREATED, COMPLETION_DEDUPED, NO_SLOT, OUTCOME_OK
 from topicsd._native.port cimport completed, submit_append_quietly
 from topicsd._native.priority cimport effective_priority
@@ -33,8 +33,10 @@ cdef submitted_call(Answers line, Call *call):
     cdef Hub hub = line.hub
     hub.calls[call.token & RING_MASK] = call
     hub.outstanding += 1
-    if hub.outstanding == 1:
-        ring_writer(hub.ring)               # the writer has nothing else of ours: the shortest way
+    hub.unrung += call.raw.used
+    if hub.outstanding == 1 or hub.unrung >= <uint64_t>UNRUNG_BYTES_MAX:
+        hub.unrung = 0
+        ring_writer(hub.ring)               # the writer has nothing else of ours, or so much of it is there that it is worth a wake
     elif not hub.submitted:
         hub.submitted = True
         hub.call_soon(hub.bell)             # it is at work, or about to be: one bell for all of this turn

@@ -38,6 +38,7 @@ cdef enum:
     SCOPE_READ = 1
     SCOPE_WRITE = 2
     SECOND_NS = 1000000000
+    UNRUNG_BYTES_MAX = 128 << 10     # a wake is a small part of the time that so much takes to be read: it need not wait until the turn is over
 
 cdef struct Key:
     uint8_t digest[32]
@@ -100,6 +101,7 @@ cdef class Hub(Port):
     cdef list touched
     cdef object call_soon, bell      # rings the writer at the end of the loop's turn
     cdef bint submitted              # it is due
+    cdef uint64_t unrung             # bytes of requests that it has not been told of
     cdef uint32_t outstanding        # calls that the writer has
     cdef uint64_t now_ns, date_s
     cdef Buffer spares[SPARES_MAX]

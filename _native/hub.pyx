@@ -262,6 +262,7 @@ cdef class Hub(Port):
     def ring_the_writer(self):
         """Ring once for all that this turn of the loop has submitted."""
         self.submitted = False
+        self.unrung = 0
         ring_writer(self.ring)
 
     # ---- counters, keys, clocks

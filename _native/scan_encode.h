@@ -25,6 +25,8 @@ static inline uint8_t *put(uint8_t *at, const uint8_t *bytes, uint32_t length)
 
 static inline uint8_t *put_label(uint8_t *at, const uint8_t *raw, uint32_t raw_bytes, uint32_t stored, uint32_t escaped)
 {
+    if (!stored) /* most records have no node, many no tag: no call for nothing */
+        return at;
     if (JSON_LIKELY(!escaped))
         return put(at, raw, stored);
     text_canonical(raw, raw + raw_bytes, at);
@@ -37,21 +39,23 @@ static uint8_t *put_record(const struct write_request *write, const struct recor
     const uint64_t payload = (uint64_t)record->data_bytes + record->meta_bytes + record->tag_bytes + from->node_bytes;
     const uint64_t length = entry_bytes(record, payload);
     uint8_t *const end = at + length;
-    struct record_entry entry = {(uint32_t)length, record->data_bytes, record->meta_bytes, record->tag_bytes, from->node_bytes};
+    struct record_entry *const entry = (struct record_entry *)at; /* entries stand at multiples of 8 */
+    uint32_t flags = record->flags & RECORD_EXT ? ENTRY_FLAG_EXT : 0;
     for (uint64_t ahead = 0; ahead < length; ahead += 64)
         __builtin_prefetch(at + ENCODE_AHEAD_BYTES + ahead, 1); /* lines that the writer had last; a prefetch faults nowhere */
     memset(end - 8, 0, 8); /* the padding; an entry is at least 16 bytes */
-    entry.length_flags |= record->flags & RECORD_EXT ? ENTRY_FLAG_EXT : 0;
-    entry.length_flags |= record->flags & RECORD_TAG && !record->tag_bytes ? ENTRY_FLAG_EMPTY_TAG : 0;
-    entry.length_flags |= from->flags & RECORD_NODE && !from->node_bytes ? ENTRY_FLAG_EMPTY_NODE : 0;
-    at = put(at, (const uint8_t *)&entry, sizeof entry);
+    flags |= record->flags & RECORD_TAG && !record->tag_bytes ? ENTRY_FLAG_EMPTY_TAG : 0;
+    flags |= from->flags & RECORD_NODE && !from->node_bytes ? ENTRY_FLAG_EMPTY_NODE : 0;
+    *entry = (struct record_entry){(uint32_t)length | flags, record->data_bytes, record->meta_bytes, record->tag_bytes, from->node_bytes};
+    at += sizeof *entry;
     if (record->flags & RECORD_EXT) {
         struct entry_ext ext = {record->delay_ms, record->priority, 0};
         at = put(at, (const uint8_t *)&ext, sizeof ext);
     }
     at = put_label(at, write->body + from->node_at, from->node_raw_bytes, from->node_bytes, from->flags & RECORD_NODE_ESCAPED);
     at = put_label(at, write->body + record->tag_at, record->tag_raw_bytes, record->tag_bytes, record->flags & RECORD_TAG_ESCAPED);
-    at = put(at, write->body + record->meta_at, record->meta_bytes);
+    if (record->meta_bytes)
+        at = put(at, write->body + record->meta_at, record->meta_bytes);
     put(at, write->body + record->data_at, record->data_bytes);
     return end;
 }

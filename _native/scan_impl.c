@@ -15,12 +15,13 @@
 
 enum { R_DATA, R_TAG, R_NODE, R_META, R_DELAY_MS, R_PRIORITY, R_COUNT };
 static const struct known record_members[R_COUNT] = {
-    KNOWN("data"), KNOWN("tag"), KNOWN("node"), KNOWN("meta"), KNOWN("delay_ms"), KNOWN("priority"),
+    KNOWN_4('d', 'a', 't', 'a'), KNOWN_3('t', 'a', 'g'), KNOWN_4('n', 'o', 'd', 'e'), KNOWN_4('m', 'e', 't', 'a'), KNOWN("delay_ms"), KNOWN("priority"),
 };
 
 struct writing { /* `request` of a scan of a write */
     struct write_request *write;
-    struct record_span span; /* the record that is being read */
+    struct record_span *span; /* the record that is being read, where it will stay: a copy would wait for what was just stored */
+    struct record_span spare; /* for one there was no memory for */
     uint32_t has_data;
     uint32_t meta_keys;
     uint32_t records_seen; /* also those beyond max_records */
@@ -59,13 +60,13 @@ static const uint8_t *read_meta(struct scan *c, const uint8_t *value)
     c->inside = NULL;
     if (!p)
         return NULL;
-    w->span.meta_at = place(c, value);
-    w->span.meta_bytes = (uint32_t)(p - value);
-    w->span.flags |= RECORD_META;
+    w->span->meta_at = place(c, value);
+    w->span->meta_bytes = (uint32_t)(p - value);
+    w->span->flags |= RECORD_META;
     if (w->meta_keys > limits->max_meta_keys)
         scan_complain_limit(c, "meta", "keys", limits->max_meta_keys, w->meta_keys);
-    if (w->span.meta_bytes > limits->max_meta_bytes)
-        scan_complain_limit(c, "meta", "bytes", limits->max_meta_bytes, w->span.meta_bytes);
+    if (w->span->meta_bytes > limits->max_meta_bytes)
+        scan_complain_limit(c, "meta", "bytes", limits->max_meta_bytes, w->span->meta_bytes);
     return p;
 }
 
@@ -121,57 +122,64 @@ static inline const uint8_t *read_record_member(struct scan *c, int which, const
     case R_DATA:
         if (!(p = json_value(&c->json, m->value, IN_RECORD)))
             return NULL;
-        w->span.data_at = place(c, m->value);
-        w->span.data_bytes = (uint32_t)(p - m->value);
+        w->span->data_at = place(c, m->value);
+        w->span->data_bytes = (uint32_t)(p - m->value);
         w->has_data = 1;
         return p;
     case R_TAG:
-        return read_label(c, m, IN_RECORD, "tag", limits->max_tag_bytes, &w->span);
+        return read_label(c, m, IN_RECORD, "tag", limits->max_tag_bytes, w->span);
     case R_NODE:
-        return read_label(c, m, IN_RECORD, "node", limits->max_node_bytes, &w->span);
+        return read_label(c, m, IN_RECORD, "node", limits->max_node_bytes, w->span);
     case R_META:
         return read_meta(c, m->value);
     case R_DELAY_MS:
-        return scan_number(c, m, IN_RECORD, "delay_ms", &w->span.delay_ms, NULL);
+        return scan_number(c, m, IN_RECORD, "delay_ms", &w->span->delay_ms, NULL);
     case R_PRIORITY:
-        return read_priority(c, m, &w->span);
+        return read_priority(c, m, w->span);
     default:
         return json_value(&c->json, m->value, IN_RECORD);
     }
 }
 
-/* Room for one more span; NULL when memory is short. */
-static struct record_span *next_span(struct scan *c, struct write_request *write)
+/* Where the next record's span goes. */
+static inline struct record_span *next_span(struct scan *c, struct writing *w)
 {
-    if (write->count == write->room) {
+    struct write_request *write = w->write;
+    if (JSON_UNLIKELY(write->count == write->room)) {
         uint32_t room = write->room ? 2 * write->room : 4;
         struct record_span *records = realloc(write->records, (size_t)room * sizeof *records);
         if (!records) {
             scan_complain(c, SCAN_MEMORY, NULL, NULL);
-            return NULL;
+            return &w->spare;
         }
         write->records = records;
         write->room = room;
     }
-    return &write->records[write->count++];
+    return &write->records[write->count];
 }
 
-static void keep_record(struct scan *c, struct writing *w)
+static inline void measure(struct write_request *write, const struct record_span *record)
+{
+    const uint64_t payload = (uint64_t)record->data_bytes + record->meta_bytes + record->tag_bytes + node_of(write, record)->node_bytes;
+    write->payload_bytes += payload;
+    write->records_bytes += entry_bytes(record, payload);
+}
+
+static inline void keep_record(struct scan *c, struct writing *w)
 {
     const struct write_limits *limits = c->limits;
-    const uint64_t bytes = (uint64_t)w->span.data_bytes + w->span.meta_bytes;
-    struct record_span *kept;
-    if (!w->has_data)
+    const uint64_t bytes = (uint64_t)w->span->data_bytes + w->span->meta_bytes;
+    if (JSON_UNLIKELY(!w->has_data))
         scan_complain(c, SCAN_MISSING, "data", NULL);
-    if (bytes > limits->max_record_bytes) {
+    if (JSON_UNLIKELY(bytes > limits->max_record_bytes)) {
         struct scan_error *error = scan_complain(c, SCAN_RECORD_TOO_LARGE, NULL, "bytes of data and meta");
         error->limit = limits->max_record_bytes;
         error->actual = bytes;
     }
-    if (w->span.delay_ms || w->span.priority)
-        w->span.flags |= RECORD_EXT;
-    if ((kept = next_span(c, w->write)))
-        *kept = w->span;
+    if (JSON_UNLIKELY(w->span->delay_ms || w->span->priority))
+        w->span->flags |= RECORD_EXT;
+    measure(w->write, w->span);
+    w->write->count += w->span != &w->spare;
 }
 
 static const uint8_t *read_record(struct scan *c, const uint8_t *p)
@@ -186,7 +194,8 @@ static const uint8_t *read_record(struct scan *c, const uint8_t *p)
             scan_complain(c, SCAN_TYPE, NULL, "an object");
         return p;
     }
-    memset(&w->span, 0, sizeof w->span);
+    w->span = next_span(c, w);
+    memset(w->span, 0, sizeof *w->span);
     w->has_data = 0;
     if ((p = scan_object(c, p, IN_RECORD, record_members, R_COUNT, read_record_member)))
         keep_record(c, w);
@@ -323,14 +332,13 @@ static const uint8_t *read_write_member(struct scan *c, int which, const struct 
     }
 }
 
-/* The batch's node may stand behind the records, so lengths are summed at the end. */
-static void measure(struct scan *c, struct write_request *write)
+/* Lengths are summed record by record, and once more where the batch has a node, which may stand behind them. */
+static void measure_all(struct scan *c, struct write_request *write)
 {
-    for (uint32_t i = 0; i < write->count; i++) {
-        const struct record_span *record = &write->records[i];
-        uint64_t payload = (uint64_t)record->data_bytes + record->meta_bytes + record->tag_bytes + node_of(write, record)->node_bytes;
-        write->payload_bytes += payload;
-        write->records_bytes += entry_bytes(record, payload);
+    if (write->batch.flags & RECORD_NODE) {
+        write->payload_bytes = write->records_bytes = 0;
+        for (uint32_t i = 0; i < write->count; i++)
+            measure(write, &write->records[i]);
     }
     if (write->records_bytes > 0xFFFF0000u - SCAN_KEY_BYTES_MAX) {
         struct scan_error *error = scan_complain(c, SCAN_BATCH_TOO_LARGE, "records", "bytes as stored");
@@ -361,7 +369,7 @@ int topicsd_scan_write(const uint8_t *body, size_t length, const struct write_li
     if (p && !w.given_records)
         scan_complain(&c, SCAN_MISSING, "records", NULL);
     if (p)
-        measure(&c, out);
+        measure_all(&c, out);
     return scan_end(&c, p);
 }
 

@@ -40,8 +40,14 @@ struct member {
 struct known {
     const char *name;
     uint32_t bytes;
+    uint64_t word; /* "name": as eight bytes, for a short one that may stand in each record; 0: none */
 };
-#define KNOWN(text) {text, sizeof(text) - 1}
+#define KNOWN(text) {text, sizeof(text) - 1, 0}
+#define LETTER(c, at) ((uint64_t)(uint8_t)(c) << 8 * (at))
+#define KNOWN_3(a, b, c) {(const char[]){a, b, c, 0}, 3, LETTER('"', 0) | LETTER(a, 1) | LETTER(b, 2) | LETTER(c, 3) | LETTER('"', 4) | LETTER(':', 5)}
+#define KNOWN_4(a, b, c, d) \
+    {(const char[]){a, b, c, d, 0}, 4, \
+     LETTER('"', 0) | LETTER(a, 1) | LETTER(b, 2) | LETTER(c, 3) | LETTER(d, 4) | LETTER('"', 5) | LETTER(':', 6)}
 
 /* Reads the value of a member (`which` is its index in the table, -1 when it is unknown) and returns the place behind it. */
 typedef const uint8_t *(*member_reader)(struct scan *c, int which, const struct member *m);
@@ -87,8 +93,33 @@ static void scan_decode_name(struct scan *c, struct scan_name *name)
     c->arena_bytes += name->bytes;
 }
 
-/* `*at` stands behind '{' or behind a value. 1: a member, 0: the object is closed and *at behind it, -1: wrong. */
-static inline int scan_step(struct scan *c, const uint8_t **at, struct member *m, int first)
+static inline int scan_find(const struct known *table, int count, const struct scan_name *name)
+{
+    for (int i = 0; i < count; i++)
+        if (name->bytes == table[i].bytes && !memcmp(name->at, table[i].name, table[i].bytes))
+            return i;
+    return -1;
+}
+
+/* A short name that stands there as everybody writes it, its colon behind it, is one comparison; -1: read it. */
+static inline int scan_find_short(const struct scan *c, const uint8_t *p, const struct known *table, int count, struct member *m)
+{
+    uint64_t eight;
+    if (c->json.end - p < 9)
+        return -1;
+    memcpy(&eight, p, sizeof eight);
+    for (int i = 0; i < count; i++)
+        if (table[i].word && (eight & ~0ull >> 8 * (5 - table[i].bytes)) == table[i].word) {
+            m->name.at = m->name.raw = p + 1;
+            m->name.bytes = m->name.raw_bytes = table[i].bytes;
+            m->value = json_space(&c->json, p + table[i].bytes + 3);
+            return m->value == c->json.end ? -1 : i;
+        }
+    return -1;
+}
+
+/* `*at` stands behind '{' or behind a value. 1: a member, *which of the table or -1; 0: the object is closed and *at behind it; -1: wrong. */
+static inline int scan_step(struct scan *c, const uint8_t **at, const struct known *table, int count, struct member *m, int *which, int first)
 {
     struct json_scanner *s = &c->json;
     const uint8_t *p = json_space(s, *at), *close = NULL;
@@ -104,6 +135,8 @@ static inline int scan_step(struct scan *c, const uint8_t **at, struct member *m
         }
         p = json_space(s, p + 1);
     }
+    if (JSON_LIKELY((*which = scan_find_short(c, p, table, count, m)) >= 0))
+        return 1;
     if (!(m->value = json_name(s, p, &close, &escaped)))
         return -1;
     if (m->value == s->end) { /* so that no reader of a value need look whether there is one */
@@ -114,15 +147,8 @@ static inline int scan_step(struct scan *c, const uint8_t **at, struct member *m
     m->name.bytes = m->name.raw_bytes = (uint32_t)(close - (p + 1));
     if (JSON_UNLIKELY(escaped))
         scan_decode_name(c, &m->name);
+    *which = scan_find(table, count, &m->name);
     return 1;
-}
-
-static inline int scan_find(const struct known *table, int count, const struct scan_name *name)
-{
-    for (int i = 0; i < count; i++)
-        if (name->bytes == table[i].bytes && !memcmp(name->at, table[i].name, table[i].bytes))
-            return i;
-    return -1;
 }
 
 static void scan_remember(struct scan *c, const struct scan_name *name, uint32_t base)
@@ -178,9 +204,8 @@ static inline __attribute__((always_inline)) const uint8_t *scan_object(
     if (depth > c->json.depth_max)
         return json_fail(&c->json, p, JSON_DEPTH);
     p++;
-    while ((more = scan_step(c, &p, &m, first)) > 0) {
+    while ((more = scan_step(c, &p, table, count, &m, &which, first)) > 0) {
         first = 0;
-        which = scan_find(table, count, &m.name);
         if (which < 0) {
             scan_remember(c, &m.name, base);
         } else if (seen >> which & 1) {
