@@ -26,7 +26,7 @@ from topicsd._native.segment cimport (
     segment_place, segment_record, segment_verify_index,
 )
 from topicsd._native.segment_maps cimport (
-    SegmentMap, segment_map, segment_map_marks, segment_maps_free, segment_maps_init, segment_maps_sweep, segment_maps_turn,
+    SegmentMap, segment_map, segment_map_look, segment_map_marks, segment_maps_free, segment_maps_init, segment_maps_sweep, segment_maps_turn,
 )
 from topicsd._native.slabs cimport INDEX_HEADER_BYTES, SLAB_CLASSES, SLAB_MIN_SHIFT, slab_class_for, slab_give, slab_take
 from topicsd._native.table cimport VIEW_BUSY, slot_lock, slot_unlock
@@ -265,7 +265,10 @@ cdef inline uint64_t _key(const segment_file *file, uint32_t number, uint64_t pa
 
 
 cdef SegmentMap *_map(Sealed *sealed, const segment_file *file, uint32_t number, uint64_t part) noexcept nogil:
-    return segment_map(&sealed.maps, _key(file, number, part))
+    cdef uint64_t key = _key(file, number, part)
+    if file.suspect == <uint32_t>SUSPECT_TRUE:    # what the keeper has found missing is missing for every process, whoever has it mapped still
+        segment_map_look(&sealed.maps, key)
+    return segment_map(&sealed.maps, key)
 
 
 cdef bint _place(SegmentPart *part, const SegmentMap *map, uint64_t units) noexcept nogil:

@@ -25,6 +25,7 @@ cdef struct SegmentMap:
     uint64_t bytes
     uint64_t *index_marks   # segment.pxd: bits for what has been verified; made when first wanted, NULL when there is no memory for them
     uint64_t *frame_marks
+    uint64_t device, inode  # of the file
     uint64_t marked_ns      # CLOCK_MONOTONIC of when the marks were last empty
 
 cdef struct SegmentMaps:
@@ -39,6 +40,8 @@ cdef int segment_maps_init(SegmentMaps *maps, uint32_t count_max, segment_path_o
 cdef void segment_maps_free(SegmentMaps *maps) noexcept nogil
 cdef void segment_maps_turn(SegmentMaps *maps) noexcept nogil                                  # a read begins
 cdef SegmentMap *segment_map(SegmentMaps *maps, uint64_t key) noexcept nogil                   # NULL: see failure. Good until the next turn
+# Unmap a file if its path does not lead to it any more (it was removed, or another one stands there), unless it was handed out in this turn.
+cdef void segment_map_look(SegmentMaps *maps, uint64_t key) noexcept nogil
 # Make the marks of a map that holds an index part; empty them when they are older than SEGMENT_TRUST_NS. `now_ns`: CLOCK_MONOTONIC.
 cdef void segment_map_marks(SegmentMap *map, uint64_t now_ns) noexcept nogil
 cdef bint segment_maps_forget(SegmentMaps *maps, uint64_t key) noexcept nogil                  # unmap one file; was it mapped?

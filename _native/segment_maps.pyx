@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen
 from posix.fcntl cimport O_RDONLY
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, mmap, munmap
+from posix.stat cimport fstat, stat, struct_stat
 
 from topicsd._native.files cimport real_files
 from topicsd._native.hash cimport xxh3_64
@@ -120,6 +121,7 @@ cdef void _drop_oldest(SegmentMaps *maps) noexcept nogil:
 cdef int _open(SegmentMaps *maps, uint64_t key, SegmentMap *made) noexcept nogil:
     cdef char path[PATH_BYTES_MAX]
     cdef int64_t bytes
+    cdef struct_stat told
     cdef void *at
     cdef int fd = maps.path_of(maps.context, key, path, PATH_BYTES_MAX)
     if fd < 0:
@@ -133,6 +135,8 @@ cdef int _open(SegmentMaps *maps, uint64_t key, SegmentMap *made) noexcept nogil
         return <int>bytes if bytes < 0 else -ENODATA
     at = mmap(NULL, <size_t>bytes, PROT_READ, MAP_SHARED, fd, 0)
     bytes = bytes if at != MAP_FAILED else -errno
+    memset(&told, 0, sizeof(told))
+    fstat(fd, &told)
     real_files().close(NULL, fd)    # the map keeps the file; at `ulimit -n 256` no descriptor may stay
     if bytes < 0:
         return <int>bytes
@@ -140,6 +144,7 @@ cdef int _open(SegmentMaps *maps, uint64_t key, SegmentMap *made) noexcept nogil
     made.key = key
     made.at = <const uint8_t *>at
     made.bytes = <uint64_t>bytes
+    made.device, made.inode = told.st_dev, told.st_ino
     return 0
 
 
@@ -161,6 +166,19 @@ cdef SegmentMap *segment_map(SegmentMaps *maps, uint64_t key) noexcept nogil:
         found = _find(maps, key)
     found.used = maps.turn
     return found
+
+
+cdef void segment_map_look(SegmentMaps *maps, uint64_t key) noexcept nogil:
+    cdef SegmentMap *found = _find(maps, key)
+    cdef char path[PATH_BYTES_MAX]
+    cdef struct_stat told
+    if found == NULL or found.used == maps.turn or maps.path_of(maps.context, key, path, PATH_BYTES_MAX) < 0:
+        return
+    if stat(path, &told) != 0:
+        if errno == ENOENT:
+            _take_out(maps, found)
+    elif <uint64_t>told.st_dev != found.device or <uint64_t>told.st_ino != found.inode:
+        _take_out(maps, found)
 
 
 cdef void segment_map_marks(SegmentMap *map, uint64_t now_ns) noexcept nogil:

@@ -17,8 +17,8 @@ from topicsd._native.layout cimport (
 )
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport (
-    ROW_LOST, SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_let_go, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_open,
-    sealed_tell, sealed_turn, segment_file_dropped,
+    ROW_LOST, SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_let_go, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_mended,
+    sealed_open, sealed_tell, sealed_turn, segment_file_dropped,
 )
 from topicsd._native.sealed cimport row_of as row_in
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
@@ -87,9 +87,10 @@ cdef int _count_unreadable(const Regions *regions, const Rows *rows, const segme
     if seq == row.first_seq and sealed_open(regions, rows, row, False, False) == NULL:
         if row.file and regions.segment_files[row.file].kind == SEGMENT_KIND_COLD:    # its index; the object may be sound, and be read without
             return -EIO
-        out.records += row.live
-        out.bytes += row.live_bytes
-        return 0
+        if sealed_mended(regions, rows, row, True) == NULL:    # a read has its index made again of the data, where there is some
+            out.records += row.live
+            out.bytes += row.live_bytes
+            return 0
     size = row.live_bytes // max(row.live, <uint32_t>1)
     while seq <= row.last_seq:
         count = <uint32_t>min(row.last_seq - seq + 1, <uint64_t>LOOK)

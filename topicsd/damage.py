@@ -21,6 +21,7 @@ from topicsd._native import log_damage, log_walk, upkeep
 from topicsd._native.log_walk import Damage as LogDamage
 from topicsd._native.regions import Shared
 from topicsd._native.upkeep import DAMAGED, MET, SOUND, File
+from topicsd.checkpoint import wrong_sizes
 from topicsd.figures import Figures
 from topicsd.segments import names
 from topicsd.segments.cold import cold_name
@@ -34,6 +35,8 @@ COLD_DAMAGE = "of the cold tier is not there or not what was written"
 POSITION_BITS = 56  # of a place in the log, below the shard's number
 COUNT_EVERY_MS = 2000  # how often what is unreadable is counted, while something is
 COUNT_SHARE = 20  # and no more of the time than one part in so many
+THERE_EVERY_MS = 5000  # how often all files are looked for in their folders,
+FILES_A_LOOK = 256  # so many in a step
 TOPICS_A_CALL = 1000  # the writer's step stays short
 Key = tuple[Path, int, str]
 Identity = tuple[int, int, int, int]
@@ -67,6 +70,9 @@ class Damage:
         self._count_at_ms = 0
         self._shown: set[tuple[int, int]] = set()  # (slot, topic id) whose counts leave something out
         self._counted: dict[tuple[int, int], int] = {}  # (number, serial) of a damaged file -> records that nobody can read
+        self._unlooked: list[File] = []  # of this round through the folders
+        self._there_at_ms = 0
+        self._odd = set[tuple[int, int]]()  # (number, serial) of files that are not as long as they were made, and sound: not read again for that
         self._verifier = Verifier()
 
     # ---- what is found -----------------------------------------------------------------------------------------------------------
@@ -129,7 +135,7 @@ class Damage:
     # ---- what reads have met -----------------------------------------------------------------------------------------------------
 
     def step(self, mono_ms: int) -> None:
-        """Look at what reads have met since the last time; count what can not be read."""
+        """Look at what reads have met since the last time, and for files that have gone; count what can not be read."""
         if self.shared.generation != self._generation:
             self._generation = self.shared.generation
             self._suspect_again()
@@ -147,6 +153,8 @@ class Damage:
             self.look_at_log()
             self._log_met, self.log_is_suspect = log_met, False
             self.figures.set("log_damage_looked", log_met)
+        if mono_ms >= self._there_at_ms:
+            self._look_for_files(mono_ms)
         if mono_ms >= self._count_at_ms or (self.cold is not None and self.cold.arrived()):
             started_s = time.monotonic()
             self._count()
@@ -159,6 +167,20 @@ class Damage:
         for file in upkeep.listed(self.shared) if known else []:
             if identity(file) in known:
                 upkeep.suspect(self.shared, file.number, file.serial, MET)
+
+    def _look_for_files(self, mono_ms: int) -> None:
+        """Do a step of a round through all files that nobody has found damaged: who has one mapped does not miss it before the next start."""
+        if not self._unlooked:
+            self._unlooked = upkeep.suspects(self.shared, SOUND)
+            self._odd &= {(file.number, file.serial) for file in self._unlooked}
+        now, self._unlooked = self._unlooked[:FILES_A_LOOK], self._unlooked[FILES_A_LOOK:]
+        for file in now:
+            known = (file.number, file.serial)
+            if known not in self._odd and wrong_sizes(self.data_dir, file) and upkeep.lives(self.shared, *known):
+                self._odd.add(known)
+                self.look_at(file)
+        if not self._unlooked:
+            self._there_at_ms = mono_ms + THERE_EVERY_MS
 
     def look_at(self, file: File) -> None:
         """Read a file whole, and say what is true of it."""

@@ -119,6 +119,61 @@ def test_more_files_than_one_read_was_made_for_are_told(library: Library) -> Non
     assert library.state("t")["count"] == 0
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_file_that_is_removed_under_its_map_is_told_without_a_read_or_a_scrub(library: Library, pack: bool) -> None:
+    paths = sealed(library, "t")
+    if pack:
+        library.append("t", [{"data": f"t {n:06d}", "tag": "t0"} for n in range(12, 12 + RECORDS)])
+        library.seal("t", pack=True)
+        library.checkpoint()
+        paths = list(Path(library.directory).rglob("*.pack"))
+    care = looked(library)
+    whole = library.read_all("t")
+    agree(library, "t")
+    aside = paths[-1].rename(paths[-1].with_suffix(".aside"))
+    assert library.read_all("t") == whole, "whoever has it mapped does not miss it"
+    care.step(10_000, 0)
+    assert care.figures.get("damaged") > 0 and {path for path, _offset, _what in care.damage._found} == {paths[-1]}
+    [tombstone] = library.read_all("t")[1]
+    assert (tombstone["reason"], tombstone["gap_to"] - tombstone["gap_from"] + 1) == ("corrupt", RECORDS)
+    agree(library, "t")
+    care.step(20_000, 0)
+    agree(library, "t")
+    library.kill()
+    assert library.read_all("t")[1] == [tombstone]
+    library.stop()
+    aside.rename(paths[-1])
+    care = looked(library)
+    assert library.read_all("t") == whole
+    care.step(30_000, 0)
+    agree(library, "t")
+
+
+def test_a_file_that_is_put_back_is_read_again_at_once(library: Library) -> None:
+    paths = sealed(library, "t")
+    care, whole = looked(library), library.read_all("t")
+    raw = paths[1].read_bytes()
+    paths[1].unlink()
+    care.step(10_000, 0)
+    assert len(library.read_all("t")[1]) == 1
+    paths[1].write_bytes(raw)
+    assert library.read_all("t") == whole
+    care.step(20_000, 0)
+    agree(library, "t")
+
+
+def test_a_file_that_is_longer_than_it_was_made_is_read_once_and_no_more(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = sealed(library, "t")
+    care, reads = looked(library), list[Any]()
+    with paths[1].open("ab") as file:
+        file.write(b"x")
+    look_at = care.damage.look_at
+    monkeypatch.setattr(care.damage, "look_at", lambda file: (reads.append(file), look_at(file)))
+    for now_ms in (10_000, 20_000, 30_000):
+        care.step(now_ms, 0)
+    assert len(reads) == 1
+
+
 def test_damage_on_this_disk_and_in_the_cold_tier_is_told_by_one_read(library: Library, tmp_path: Path) -> None:
     paths = sealed(library, "t")
     (tmp_path / "cold").mkdir()
