@@ -19,7 +19,7 @@ from topicsd import limits
 from topicsd._native import upkeep
 from topicsd._native.files import FileSystem
 from topicsd._native.regions import Shared
-from topicsd._native.segment import SegmentError, SegmentView
+from topicsd._native.segment import SegmentError, SegmentView, header_of
 from topicsd._native.segment_build import Built, Writer, make_folder
 from topicsd._native.upkeep import File
 from topicsd.damage import Damage
@@ -40,6 +40,7 @@ FULL_FREED_SHARE = 4  # on a full disk it is worth it from this part of a file o
 FULL_FREED_BYTES_MIN = 64 << 10
 ROWS_A_CALL = 32
 DROPS_A_STEP = 256
+GONE = 3  # flags of an index entry: deleted, or a hole
 LOG_BYTES_A_PASS = 1 << 30  # the log is read in one go: what is older, because something pins it, is looked at when a read meets damage
 SEGMENTS_A_STEP = 256  # small ones; the bytes are limited by the clock
 
@@ -286,6 +287,8 @@ class Upkeep:
         with mapped(place.data.path) as data:
             view = SegmentView(index, data, marks=True)
             if not mend:
+                if has_lost(view, index, 0, body, deleted):
+                    raise OSError(f"{place.data.path}: records of it were lost that its row counts; what is left of it is evidence")
                 view.take_flags(flags_of(view, deleted))
             writer = Writer(name.folder, self.files)
             writer.begin(topic_id, view.first_seq, file.edition + 1)
@@ -309,6 +312,8 @@ class Upkeep:
                 if index is None:
                     continue
                 view = SegmentView(index, raw, index_offset=index_at, data_offset=place.data.offset, marks=True)
+                if not mend and has_lost(view, index, index_at, one[2], one[3]):
+                    continue  # it stays where it is, and what is left of it
                 view.take_flags(flags_of(view, one[3]))
                 writer.begin_in_pack(one[1], view.first_seq)
                 writer.add_all(view)
@@ -394,6 +399,18 @@ def flags_of(view: SegmentView, deleted: bytes) -> bytes:
         if flag:
             part[128 + number] = flag
     return bytes(part)
+
+
+def has_lost(view: SegmentView, index: bytes | mmap.mmap, index_at: int, body: bytes, deleted: bytes) -> bool:
+    """Whether an index calls records lost that its row counts: fsck has made it again of damaged data. A new file would be sound, the count wrong."""
+    header = header_of(index, "index", index_at)
+    if not header.holes:
+        return False
+    flags = flags_of(view, deleted)[128:]
+    live = sum(
+        not flag and not view.entry(seq)[2] & GONE for seq, flag in enumerate(flags[: header.last_seq - header.first_seq + 1], header.first_seq)
+    )
+    return live < int(ROW.unpack_from(body)[4])
 
 
 def body_of(old: bytes, built: Built, kind: int, topic_id: int, name: int, edition: int, size: int, flags: int | None = None) -> bytes:

@@ -325,6 +325,49 @@ def test_damaged_data_is_not_made_anew(library: Library) -> None:
     assert care.figures.get("damaged") >= 2
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_fsck_has_called_lost_stays_told_and_uncounted_and_is_not_made_anew(library: Library, pack: bool) -> None:
+    for name in ("t", "u"):
+        library.put(name)
+        fill(library, name, 3000)
+    library.sequencer.sync()
+    if pack:
+        slots = [library.sequencer.find(name) for name in (b"t", b"u")]
+        library.sealing(bytes_max=0)._pack([(slot, library.sequencer.topic(slot)["topic_id"]) for slot in slots])
+    else:
+        library.seal("t")
+        library.seal("u")
+    path = next(Path(library.directory).rglob("*.pack" if pack else "*.data"))
+    offset = path.read_bytes().index(b"001000x")
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"Z")
+        if pack:
+            file.seek(path.read_bytes().index(b"TPSGIDX1") + 500)
+            file.write(bytes(24))
+    for index in Path(library.directory).rglob("*.idx"):
+        index.write_bytes(bytes(index.stat().st_size))  # made again of what the data has
+    library.close()
+    assert fsck(Path(library.directory), mend=True).done
+    library.kill()
+    for name in ("t", "u"):
+        kill_off(library, name)
+    care = keeper(library)
+    for now_ms in range(0, 20_000, 4000):
+        library.read_all("t"), library.read_all("u")
+        care.step(now_ms, 0)
+    care.rewrite_one()
+    for restart in (lambda: None, library.kill, library.stop):
+        restart()
+        care = keeper(library)
+        for now_ms in range(0, 12_000, 4000):
+            [told] = library.read_all("t")[1] + library.read_all("u")[1]
+            assert (told["gap_from"], told["gap_to"], told["reason"]) == (1001, 1001, "corrupt")
+            care.step(now_ms, 0)
+        for name in ("t", "u"):
+            assert library.state(name)["count"] == len(library.read_all(name)[0])
+
+
 def test_a_scrub_reads_no_more_than_its_rate(library: Library) -> None:
     for name in ("a", "b", "c"):
         library.put(name)
