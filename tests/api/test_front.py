@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import xxhash
 
 from bodies.raw_requests import request
 from fakes.front_house import FrontHouse
+from fakes.patience import PATIENCE_S, eventually
 from topicsd.api.front import Lane
 from topicsd.api.worker import Connection, Worker
 
@@ -415,3 +417,32 @@ def test_a_peer_that_leaves_in_the_middle_of_a_large_body_leaves_nothing(house):
         assert client.front.eof_received() is False and house.submitted() == []
         assert client.received().startswith(b"HTTP/1.1 400 ")
         client.front.connection_lost(None)
+
+
+def asleep(house):
+    """A writer that has seen all and sleeps: what comes now it does not see by itself."""
+    house.submitted()
+    writer = threading.Thread(target=lambda: house.writer.sleep(int(PATIENCE_S * 1e9)))
+    writer.start()
+    assert eventually(lambda: house.writer.writer_armed)
+    return writer
+
+
+def test_the_writer_is_woken_by_the_first_write_by_a_large_one_and_for_all_small_ones_at_the_turns_end(house):
+    writer = asleep(house)
+    house.connect().send(APPEND)
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()
+
+    writer = asleep(house)
+    house.connect().send(APPEND)
+    writer.join(0.05)
+    assert writer.is_alive()
+    house.loop.turn()
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()
+
+    writer = asleep(house)
+    house.connect().send(request(b"POST", b"/v0/topics/t", JSON, body=b'{"records":[{"data":"' + b"x" * 200_000 + b'"}]}'))
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()
