@@ -126,6 +126,7 @@ class Store:
         self.engine = Engine(self.sequencer, clock, engine_options, self._reserve_ids)
         self.engine.queues.open_reader(shared, directory)
         self.engine.segments.exists = lambda file: files_of(self.path, file)[0].exists()
+        self.engine.owed.damaged = self._damaged_files
         self.engine.segments.leaving = lambda: {each.file for each in self.checkpoints.waiting}
         self.checkpoints = Checkpoints(self, options.checkpoint)
 
@@ -198,6 +199,7 @@ class Store:
         self.engine.queues.recover(self._with_room)
         self.sequencer.end_replay()
         self.sequencer.build_order()
+        self.engine.owed.again_all()
         self.found = replayer.found
         self.sequencer.sync()
         self.sequencer.settle_durable_heads()
@@ -338,6 +340,14 @@ class Store:
             if wrong or (repaired and any((path.parent.name, path.name) in repaired for path in files_of(self.path, identity(file)))):
                 upkeep.suspect(self.shared, file.number, file.serial, upkeep.MET)
 
+    def _damaged_files(self) -> dict[tuple[int, int], list[tuple[int, int, int] | None]]:
+        """The files that somebody has found damaged, as they stand on the disk now."""
+        found = {}
+        for suspicion in (upkeep.MET, upkeep.DAMAGED):
+            for file in upkeep.suspects(self.shared, suspicion):
+                found[file.number, file.serial] = [_stamp(path) for path in files_of(self.path, identity(file))]
+        return found
+
     def _note_damage(self, reports: list[WalkReport], replayer: recovery.Replayer) -> None:
         for number, report in enumerate(reports):
             for damage in report.damaged:
@@ -449,3 +459,11 @@ class Store:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -21,6 +21,7 @@ from topicsd._native import log_damage, work
 from topicsd._native.reader import IoError
 from topicsd.engine import frames
 from topicsd.engine.frames import Deletion
+from topicsd.engine.owed import LOOK_MS
 from topicsd.segments.fsck import fsck
 from topicsd.upkeep import Upkeep
 
@@ -736,6 +737,59 @@ def test_what_is_deleted_while_its_index_is_damaged_does_not_come_back_with_it(l
     assert library.engine.owed.by_topic == {}
 
 
+@pytest.mark.parametrize("restart", ["no", "kill", "snapshot"])
+@pytest.mark.parametrize("what", ["own", "tags and data", "pack", "zeroed"])
+def test_what_is_deleted_while_its_file_is_away_does_not_come_back_with_the_file(library: Library, what: str, restart: str) -> None:
+    sealed(library, "t", "other", pack=what == "pack")
+    library.checkpoint()
+    folder = f"{library.state('t')['epoch']:016x}"
+    pattern = {"own": f"{folder}/*", "tags and data": f"{folder}/*[ag]", "pack": "*.pack", "zeroed": f"{folder}/*"}[what]
+    away = {path: path.read_bytes() for path in Path(library.directory).rglob(pattern) if path.is_file()}
+    for path, raw in away.items():
+        if what == "zeroed":
+            path.write_bytes(bytes(len(raw)))
+        else:
+            path.unlink()
+    care = library.upkeep(rewrite=False)
+    for mono_ms in (0, 10_000):
+        care.step(mono_ms, 0)
+    assert lost(library, "t") == set(range(1, RECORDS + 1))
+    library.delete("t", match=["tag", "Eq", "t2"])
+    library.delete("t", match=["tag", "Glob", "t3*"], before_seq=200)
+    if restart == "snapshot":
+        library.checkpoint()
+    if restart != "no":
+        library.kill()
+        assert lost(library, "t") == set(range(1, RECORDS + 1))
+    library.engine.owed.tick()
+    for path, raw in away.items():
+        path.write_bytes(raw)
+    library.clock.advance(LOOK_MS)
+    library.engine.tick()
+    live = [seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2 and ((seq - 1) % 7 != 3 or seq >= 200)]
+    for again in (lambda: None, library.checkpoint, library.kill, library.stop):
+        again()
+        assert [record["$seq"] for record in library.read_all("t")[0]] == live
+    assert library.engine.owed.by_topic == {}
+
+
+def test_a_file_that_is_put_back_before_a_start_has_what_was_deleted_while_it_was_away(library: Library) -> None:
+    sealed(library, "t")
+    library.checkpoint()
+    away = {path: path.read_bytes() for path in Path(library.directory).rglob(f"{library.state('t')['epoch']:016x}/*") if path.is_file()}
+    for path in away:
+        path.unlink()
+    library.kill()
+    library.delete("t", match=["tag", "Eq", "t2"])
+    library.checkpoint()
+    library.kill()
+    library.kill()
+    for path, raw in away.items():
+        path.write_bytes(raw)
+    library.kill()
+    assert {record["$seq"] for record in library.read_all("t")[0]} == {seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2}
+
+
 def test_a_pass_reads_the_newest_of_a_log_and_an_alarm_all_of_it(tmp_path: Path) -> None:
     library = Library(str(tmp_path), FakeClock(), file_bytes=1 << 16)
     library.put("t")
@@ -755,13 +809,13 @@ def test_a_pass_reads_the_newest_of_a_log_and_an_alarm_all_of_it(tmp_path: Path)
 
 
 def test_a_delete_that_is_owed_to_a_topic_made_since_the_start_is_in_the_next_snapshot(library: Library) -> None:
-    library.put("t")
-    slot = library.sequencer.find(b"t")
-    topic_id = library.sequencer.topic(slot)["topic_id"]
-    owed = Deletion(9, frames.MATCH_EQ, b"x")
-    library.engine.owed._keep(slot, owed)
+    sealed(library, "t")
+    topic_id = library.state("t")["epoch"]
+    for path in Path(library.directory).rglob(f"{topic_id:016x}/*"):
+        path.unlink()
+    library.delete("t", match=["tag", "Eq", "t1"], before_seq=9)
     library.checkpoint()
     library.kill()
-    assert library.engine.owed.by_topic == {topic_id: [owed]}
+    assert library.engine.owed.by_topic == {topic_id: [Deletion(9, frames.MATCH_EQ, b"t1")]}
     library.drop("t")
     assert list(library.engine.owed.rows()) == []

@@ -290,6 +290,7 @@ class Engine:
         for slot in self.sequencer.idle_ceilings(mono_ms, CEILINGS_LOWERED_MAX):
             self._lower_ceiling(slot)
         self.queues.tick()
+        self.owed.tick()
 
     def settle_time(self, slot: int, records_max: int = 1 << 62) -> None:
         """Expire what is due and make a floor that time has moved durable: a clock that steps back brings nothing back."""

@@ -1,12 +1,13 @@
-"""Deletes that could not reach all of what they name: an index or the tags of a sealed range were damaged when they came.
+"""Deletes that could not reach all of what they name: the index, the tags or the files of a sealed range were damaged or away when they came.
 
-What was deleted must not come back when the index is made again. So such a delete is kept, and done once more whenever a row of its topic comes to
-lead into another file; doing it twice changes nothing. Its DELETE frame is in the log; a snapshot keeps it in a section of its own.
+What was deleted must not come back when the index is made again, or with a file that is put back. So such a delete is kept, and done once more
+whenever a row of its topic comes to lead into another file, at a start, and when a file that somebody has found damaged is not what it was; doing it
+twice changes nothing. Its DELETE frame is in the log; a snapshot keeps it in a section of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from topicsd.engine.engine import Engine
 
 log = structlog.get_logger("engine")
+LOOK_MS = 100  # at files that are damaged, while a delete is owed: who puts one back sees what was deleted for at most about so long
 
 
 class Owed:
@@ -31,6 +33,10 @@ class Owed:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.by_topic: dict[int, list[Deletion]] = {}
+        self.slots: dict[int, int] = {}  # of those topics
+        self.damaged: Callable[[], object] = lambda: None  # the files that somebody has found damaged, as they stand on the disk: the store's
+        self._seen: object = None
+        self._look_at_ms = 0
 
     def delete(self, slot: int, deletion: Deletion) -> int:
         """Delete what matches; keep the delete when some of it could not be looked at. Return how many records went."""
@@ -42,7 +48,9 @@ class Owed:
         return deleted
 
     def _keep(self, slot: int, deletion: Deletion) -> None:
-        owed = self.by_topic.setdefault(self.engine.sequencer.topic(slot)["topic_id"], [])
+        topic_id = self.engine.sequencer.topic(slot)["topic_id"]
+        owed = self.by_topic.setdefault(topic_id, [])
+        self.slots[topic_id] = slot
         for known in owed:
             if (known.kind, known.match) == (deletion.kind, deletion.match) and known.before_seq >= deletion.before_seq:
                 return
@@ -59,9 +67,27 @@ class Owed:
         for deletion in self.by_topic.pop(self.engine.sequencer.topic(slot)["topic_id"], []):
             self.delete(slot, deletion)
 
+    def again_all(self) -> None:
+        """Do what can be done by now of all that is owed."""
+        for topic_id in list(self.by_topic):
+            if topic_id in self.slots:
+                self.again(self.slots[topic_id])
+
+    def tick(self) -> None:
+        """Do it once more when a file that was damaged, or away, is another now, or sound."""
+        mono_ms = self.engine.clock.mono_ms()
+        if not self.by_topic or mono_ms < self._look_at_ms:
+            return
+        self._look_at_ms = mono_ms + LOOK_MS
+        seen = self.damaged()
+        if seen != self._seen:
+            self._seen = seen
+            self.again_all()
+
     def forget(self, topic_id: int) -> None:
         """The topic has gone."""
         self.by_topic.pop(topic_id, None)
+        self.slots.pop(topic_id, None)
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------------------
 
@@ -74,4 +100,7 @@ class Owed:
     def load(self, row: Row) -> None:
         """Take a topic's deletes back. Raises ValueError for a body that is none of ours."""
         deletes = frames.parse_json(row.body)["deletes"]
+        slot = self.engine.sequencer.slot_of(row.key)
+        if slot is not None:
+            self.slots[row.key] = slot
         self.by_topic[row.key] = [Deletion(before_seq, kind, bytes.fromhex(match)) for before_seq, kind, match in deletes]
