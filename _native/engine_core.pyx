@@ -21,7 +21,7 @@ from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, CLASS_FSYNC, COMPLETION_CREATED, DISCARD_OLD, DISCARD_REJECT, FRAME_APPEND, FRAME_CEILING, FRAME_HEADER_BYTES, FRAME_LEASE,
     FRAME_MAGIC, FRAME_ROUTER_CURSOR, FRAME_SEGMENT, FRAME_TOPIC_CREATE, MATCH_NONE, NO_SLOT, OUTCOME_OK, POSITION_BITS, SHARDS_MAX,
     SOURCE_EPHEMERAL, TOPIC_AUTO_CREATE, TOPIC_AUTO_PRIORITY, TOPIC_DEDUPE_NODE, TOPIC_HAS_PRIORITY, TOPIC_LEASES_DURABLE,
-    TOPIC_LOG, TOPIC_QUEUE, frame_header, index_entry, topic_config, topic_slot,
+    TOPIC_LOG, TOPIC_QUEUE, UNREADABLE_BYTES_BITS, frame_header, index_entry, topic_config, topic_slot,
 )
 from topicsd._native.log cimport Shard
 from topicsd._native.log_walk cimport walk
@@ -248,6 +248,8 @@ cdef class EngineCore(ReplayCore):
             "last_ts": topic.last_ts, "ceiling_durable": topic.ceiling_durable, "ceiling_asked": topic.ceiling_asked, "shard": topic.shard,
             "pending_batches": topic.pending_batches, "durability": topic.config.durability,
             "last_position": topic.last_position,
+            "unreadable_records": topic.unreadable >> UNREADABLE_BYTES_BITS,
+            "unreadable_bytes": topic.unreadable & ((<uint64_t>1 << UNREADABLE_BYTES_BITS) - 1),
         }
 
     def idle_ceilings(self, int64_t mono_ms, int most):

@@ -819,3 +819,18 @@ def test_a_delete_that_is_owed_to_a_topic_made_since_the_start_is_in_the_next_sn
     assert library.engine.owed.by_topic == {topic_id: [Deletion(9, frames.MATCH_EQ, b"t1")]}
     library.drop("t")
     assert list(library.engine.owed.rows()) == []
+
+
+def test_what_a_delete_says_is_left_leaves_out_what_no_reader_can_have(library: Library) -> None:
+    sealed(library, "t")
+    fill(library, "t", 50)
+    library.checkpoint()
+    for path in Path(library.directory).rglob(f"{library.state('t')['epoch']:016x}/*"):
+        path.unlink()
+    care = library.upkeep(rewrite=False)
+    for mono_ms in (0, 10_000):
+        care.step(mono_ms, 0)
+    assert (library.state("t")["count"], library.state("t")["bytes"]) == (50, 50 * 510)
+    said = library.delete("t", match=["tag", "Eq", "t2"])
+    left = sum((n % 7) != 2 for n in range(50))
+    assert (said["deleted"], said["count"], said["bytes"]) == (50 - left, left, left * 510)

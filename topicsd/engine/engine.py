@@ -229,7 +229,13 @@ class Engine:
                 self.sequencer.log_frame(topic["shard"], frames.DELETE, 0, topic["topic_id"], topic["head"], self.clock.wall_ms(), body, True)
             deleted = self.apply_delete(slot, deletion)
         after = self.sequencer.topic(slot)
-        answer = {"deleted": deleted, "earliest_seq": after["earliest"], "head_seq": after["head"], "count": after["count"], "bytes": after["bytes"]}
+        answer = {
+            "deleted": deleted,
+            "earliest_seq": after["earliest"],
+            "head_seq": after["head"],
+            "count": max(after["count"] - after["unreadable_records"], 0),  # as the topic's own answer says: what the disk has damaged is not counted
+            "bytes": max(after["bytes"] - after["unreadable_bytes"], 0),
+        }
         # What was deleted stays deleted whatever the topic's class: somebody may have asked for it to be forgotten.
         return Answer(answer, slot if logged else None)
 
