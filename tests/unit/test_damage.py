@@ -78,6 +78,13 @@ def lost(library: Library, name: str) -> set[int]:
     return {seq for each in tombstones for seq in range(each["gap_from"], each["gap_to"] + 1)}
 
 
+def delete_by_tags(library: Library) -> list[int]:
+    """Delete by two tags; the seqs that are left."""
+    library.delete("t", match=["tag", "Eq", "t2"])
+    library.delete("t", match=["tag", "Glob", "t3*"], before_seq=200)
+    return [seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2 and ((seq - 1) % 7 != 3 or seq >= 200)]
+
+
 def agree(library: Library, name: str, care: Upkeep) -> None:
     """Every live seq is read or told, and what is counted is what is read."""
     records, missing = library.read_all(name)[0], lost(library, name)
@@ -718,8 +725,7 @@ def test_what_is_deleted_while_its_index_is_damaged_does_not_come_back_with_it(l
         flip(path, path.read_bytes().index(b"TPSGIDX1") + 400)
     library.kill()
     assert lost(library, "t") == set()
-    library.delete("t", match=["tag", "Eq", "t2"])
-    library.delete("t", match=["tag", "Glob", "t3*"], before_seq=200)
+    live = delete_by_tags(library)
     if restart == "snapshot":
         library.checkpoint()
     if restart != "no":
@@ -729,7 +735,6 @@ def test_what_is_deleted_while_its_index_is_damaged_does_not_come_back_with_it(l
     for mono_ms in range(4):
         care.step(mono_ms, 0)
     assert care.figures.get("rewrites") == 1
-    live = [seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2 and ((seq - 1) % 7 != 3 or seq >= 200)]
     for again in (lambda: None, library.kill, library.stop):
         again()
         assert [record["$seq"] for record in library.read_all("t")[0]] == live
@@ -754,8 +759,7 @@ def test_what_is_deleted_while_its_file_is_away_does_not_come_back_with_the_file
     for mono_ms in (0, 10_000):
         care.step(mono_ms, 0)
     assert lost(library, "t") == set(range(1, RECORDS + 1))
-    library.delete("t", match=["tag", "Eq", "t2"])
-    library.delete("t", match=["tag", "Glob", "t3*"], before_seq=200)
+    live = delete_by_tags(library)
     if restart == "snapshot":
         library.checkpoint()
     if restart != "no":
@@ -766,7 +770,6 @@ def test_what_is_deleted_while_its_file_is_away_does_not_come_back_with_the_file
         path.write_bytes(raw)
     library.clock.advance(LOOK_MS)
     library.engine.tick()
-    live = [seq for seq in range(1, RECORDS + 1) if (seq - 1) % 7 != 2 and ((seq - 1) % 7 != 3 or seq >= 200)]
     for again in (lambda: None, library.checkpoint, library.kill, library.stop):
         again()
         assert [record["$seq"] for record in library.read_all("t")[0]] == live
