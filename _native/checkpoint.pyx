@@ -16,7 +16,8 @@ from topicsd._native.index cimport index_append, index_at, index_hole, index_hol
 from topicsd._native.jobs cimport jobs_added
 from topicsd._native.layout cimport (
     CLASS_EPHEMERAL, INDEX_COPY, INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, LOG_FILES_MAX, LOSS_CORRUPT, LOSS_MIXED, NO_SLOT,
-    POSITION_BITS, POSITION_MASK, SHARDS_MAX, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, segment_file, topic_slot,
+    POSITION_BITS, POSITION_MASK, ROW_STORED, SHARDS_MAX, TOPIC_QUEUE, entry_ext, index_entry, log_file_row, record_entry, segment_body, segment_file,
+    topic_slot,
 )
 from topicsd._native.maps cimport guarded_copy, map_at
 from topicsd._native.regions cimport Shared
@@ -163,6 +164,7 @@ cdef class Packed:
         for number in range(rows.count):
             memset(&body, 0, sizeof(body))
             body.row = rows.at[number]
+            body.row.flags &= ROW_STORED
             if body.row.file:    # what the file is, not who else leads there
                 file = &core.regions.segment_files[body.row.file]
                 body.file.topic_id, body.file.name, body.file.edition = file.topic_id, file.name, file.edition

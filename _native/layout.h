@@ -354,7 +354,12 @@ _Static_assert(sizeof(struct segment_row) == 64, "segment row");
 #define ROW_COLD 0x4u    /* its data part stands in the cold tier */
 #define ROW_DAMAGED 0x8u /* its file is not there or not readable: all of it is told as `corrupt` */
 
+/* 0x10: ROW_LOST of sealed.pxd */
 #define ROW_ORIGINS 0x20u /* it has exactly-once copies, whose meta was made longer when they were sealed: its bytes are what its index says */
+/* In memory alone: a delete by tag could not open it, and comes before any read of it; until then all of it is told as `corrupt`. */
+#define ROW_OWES 0x40u
+#define ROW_MISSED 0x80u /* beside ROW_OWES: it could not be opened when that was tried the last time */
+#define ROW_STORED (~(ROW_OWES | ROW_MISSED))
 
 enum segment_kind { SEGMENT_KIND_OWN = 1, SEGMENT_KIND_PACK = 2 };
 enum segment_state { SEGMENT_FREE = 0, SEGMENT_HOT = 1, SEGMENT_RETIRED = 2 };

@@ -87,6 +87,9 @@ cdef extern from "layout.h" nogil:
     const uint32_t ROW_TAGS
     const uint32_t ROW_COLD
     const uint32_t ROW_DAMAGED
+    const uint32_t ROW_OWES
+    const uint32_t ROW_MISSED
+    const uint32_t ROW_STORED
     const int SEGMENT_KIND_OWN
     const int SEGMENT_KIND_PACK
     const int SEGMENT_FREE

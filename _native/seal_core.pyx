@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from topicsd._native.atomics cimport load_acquire_64, store_release_64
 from topicsd._native.engine_core cimport EngineCore
-from topicsd._native.layout cimport segment_body, segment_file
+from topicsd._native.layout cimport ROW_STORED, segment_body, segment_file
 from topicsd._native.regions cimport RING_LIVE, Shared
 from topicsd._native.sealed cimport (
     Rows, rows_drop_all, rows_of_topic, sealed_attach, sealed_sweep, segment_file_free, segment_file_retired, segment_file_take,
@@ -112,6 +112,7 @@ def rows(EngineCore core not None, uint32_t slot):
     rows_of_topic(core.core.regions, &core.core.regions.table[slot], &found)
     for number in range(found.count):
         body.row = found.at[number]
+        body.row.flags &= ROW_STORED
         body.file = core.core.regions.segment_files[found.at[number].file]
         out.append(PyBytes_FromStringAndSize(<char *>&body, sizeof(body)))
     return out

@@ -89,6 +89,7 @@ cdef struct Sealed:
     index_entry window[SEALED_WINDOW]
     Met *met                   # since the turn began, or since they were told
     uint32_t met_count, met_room
+    bint owing                 # the writer: it does what rows with ROW_OWES wait for
     uint64_t missed            # the writer: records, or whole rows, that a delete by tag could not look at (topicsd/engine/owed.py)
     ColdWindows *cold          # NULL: this process reads nothing from the cold tier
     char directory[SEALED_DIRECTORY_MAX]
@@ -134,5 +135,6 @@ cdef uint32_t rows_drop_below(Regions *regions, topic_slot *topic, uint64_t seq)
 cdef void rows_drop_all(Regions *regions, topic_slot *topic) noexcept nogil
 cdef segment_row *row_at(Regions *regions, topic_slot *topic, uint64_t seq) noexcept nogil             # the writer's own, or NULL
 cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_t seq) noexcept nogil  # 1 marked, 0 was, -ENOMEM
+cdef void row_flag(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flags, uint32_t without) noexcept nogil   # ROW_OWES, ROW_MISSED
 cdef void row_let_go(Regions *regions, topic_slot *topic, segment_row *row) noexcept nogil   # all of it is deleted: it leads nowhere any more
 cdef void row_unmark(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flagged) noexcept nogil   # its flag bytes are set

@@ -13,9 +13,9 @@ from topicsd._native.atomics cimport add_64, clock_mono_ns, load_acquire_32, loa
 from topicsd._native.cold_window cimport cold_window_at, cold_window_keep, cold_windows_clear, cold_windows_free
 from topicsd._native.files cimport real_files
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_FREE,
-    SEGMENT_HOT, SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file, segment_row,
-    topic_slot,
+    INDEX_DELETED, INDEX_HOLE, INDEX_TAGGED, LOSS_CORRUPT, POSITION_BITS, POSITION_MASK, ROW_DAMAGED, ROW_HOLES, ROW_OWES, SEGMENT_FILES_MAX,
+    SEGMENT_FREE, SEGMENT_HOT, SEGMENT_KIND_PACK, SEGMENT_RETIRED, SUSPECT_MET, SUSPECT_NOT, SUSPECT_TRUE, index_entry, record_entry, segment_file,
+    segment_row, topic_slot,
 )
 from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.maps import install_guard
@@ -452,11 +452,16 @@ cdef Segment *sealed_mended(const Regions *regions, const Rows *rows, const segm
     return _open_row(regions, rows, row, data, False, True)
 
 
+cdef inline bint _is_shut(const Sealed *sealed, const segment_row *row) noexcept nogil:
+    """Nothing of its file is to be read: it is damaged, or a delete comes first."""
+    return row.flags & ROW_DAMAGED != 0 or (row.flags & ROW_OWES != 0 and not sealed.owing)
+
+
 cdef Segment *_open_row(const Regions *regions, const Rows *rows, const segment_row *row, bint data, bint tags, bint again) noexcept nogil:
     cdef Opening opening
     opening.sealed, opening.again = <Sealed *>regions.sealed, again
     opening.topic_id, opening.row, opening.data, opening.tags, opening.opened = rows.topic_id, row, data, tags, NULL
-    if opening.sealed == NULL or row.file == 0 or row.file >= SEGMENT_FILES_MAX or row.flags & ROW_DAMAGED:
+    if opening.sealed == NULL or row.file == 0 or row.file >= SEGMENT_FILES_MAX or _is_shut(opening.sealed, row):
         return NULL
     if data and opening.sealed.regions.segment_files[row.file].kind == SEGMENT_KIND_COLD:
         return NULL
@@ -693,7 +698,7 @@ cdef int _read_rows(Reading *reading) noexcept nogil:
             _fill(out, part, INDEX_HOLE | row.flags & 0xFF00 if row.flags & 0xFF00 else INDEX_DELETED, row.last_ts)
         else:
             segment = NULL
-            if sealed != NULL and row.file < SEGMENT_FILES_MAX and not row.flags & ROW_DAMAGED:
+            if sealed != NULL and row.file < SEGMENT_FILES_MAX and not _is_shut(sealed, row):
                 sealed.maps.failure = 0
                 segment = _opened(sealed, reading.rows.topic_id, row, reading.records or row.deleted != 0, False)
                 if segment == NULL and for_want_of_room(sealed.maps.failure):
@@ -731,9 +736,9 @@ cdef int _without_bad_pages(const Regions *regions, const Rows *rows, const segm
     cdef Opening opening
     cdef bint cold = regions.segment_files[row.file].kind == SEGMENT_KIND_COLD
     cdef int status = 0
-    if row.file == 0 or row.flags & ROW_DAMAGED:
-        return 0
     opening.sealed, opening.topic_id, opening.row = <Sealed *>regions.sealed, rows.topic_id, row
+    if row.file == 0 or _is_shut(opening.sealed, row):
+        return 0
     if guarded_call(_index_is_there, &opening) != 0:
         if not cold or not data:
             sealed_mended(regions, rows, row, data and not cold)
@@ -1024,6 +1029,13 @@ cdef int row_mark(Regions *regions, topic_slot *topic, segment_row *row, uint64_
     store_relaxed_64(&marks[bit >> 6], marks[bit >> 6] | <uint64_t>1 << (bit & 63))
     sealed_changed(regions)
     return 1
+
+
+cdef void row_flag(Regions *regions, topic_slot *topic, segment_row *row, uint32_t flags, uint32_t without) noexcept nogil:
+    slot_lock(topic)
+    row.flags = row.flags & ~without | flags
+    slot_unlock(topic)
+    sealed_changed(regions)
 
 
 cdef void row_let_go(Regions *regions, topic_slot *topic, segment_row *row) noexcept nogil:

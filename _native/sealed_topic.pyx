@@ -6,13 +6,13 @@ from libc.string cimport memcmp
 from topicsd._native.frame cimport entry_tag
 from topicsd._native.index cimport index_at, index_trim
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, MATCH_EQ, ROW_ORIGINS, ROW_TAGS, index_entry, record_entry, segment_body,
-    segment_row, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, INDEX_PAGE_ENTRIES, INDEX_TAGGED, MATCH_EQ, ROW_MISSED, ROW_ORIGINS, ROW_OWES, ROW_TAGS, index_entry, record_entry,
+    segment_body, segment_row, topic_slot,
 )
-from topicsd._native.maps cimport guarded_call
+from topicsd._native.maps cimport for_want_of_room, guarded_call
 from topicsd._native.sealed cimport (
-    Rows, Sealed, is_gone, row_at, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_met_row, sealed_mended, sealed_open,
-    sealed_tell, sealed_turn,
+    SEGMENT_KIND_COLD, Rows, Sealed, is_gone, row_at, row_flag, row_mark, rows_append, rows_drop_below, rows_of_topic, sealed_at, sealed_met_row,
+    sealed_mended, sealed_open, sealed_tell, sealed_turn,
 )
 from topicsd._native.segment cimport (
     SEGMENT_OK, Segment, TagRange, segment_check, segment_check_index, segment_entry, segment_record, segment_tag_postings, segment_tags_find,
@@ -250,6 +250,7 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
                                  uint64_t *deleted, uint64_t *freed) noexcept nogil:
     cdef TagDeletion deletion
     cdef Rows rows
+    cdef Sealed *sealed = <Sealed *>core.regions.sealed
     cdef uint32_t number
     deletion.core, deletion.topic, deletion.kind, deletion.tag, deletion.tag_bytes = core, topic, kind, tag, tag_bytes
     deletion.before_seq = before_seq
@@ -262,6 +263,7 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
         if deletion.row.last_seq < topic.earliest or not deletion.row.flags & ROW_TAGS or deletion.row.live == 0:
             continue
         sealed_turn(core.regions)
+        sealed.owing = True
         deletion.segment = sealed_open(core.regions, &rows, deletion.row, False, True)
         if deletion.segment != NULL and guarded_call(_delete_in_row, &deletion) != 0:
             sealed_met_row(core.regions, deletion.row)
@@ -270,8 +272,12 @@ cdef void sealed_delete_matching(Core *core, topic_slot *topic, uint32_t kind, c
             deletion.segment = sealed_open(core.regions, &rows, deletion.row, True, False)
             if deletion.segment != NULL and guarded_call(_index_is_good, &deletion) != 0:
                 deletion.segment = sealed_mended(core.regions, &rows, deletion.row, True)
+            if deletion.segment == NULL and not for_want_of_room(sealed.maps.failure) \
+                    and core.regions.segment_files[deletion.row.file].kind != SEGMENT_KIND_COLD:    # whose data others may have
+                row_flag(core.regions, topic, deletion.row, ROW_OWES | ROW_MISSED, 0)
             if deletion.segment == NULL or guarded_call(_scan_row, &deletion) != 0:
                 _missed(&deletion)
+        sealed.owing = False
         sealed_tell(core.regions)
     deleted[0] = deletion.deleted
     freed[0] = deletion.freed

@@ -46,6 +46,12 @@ def left_out(shared: Shared) -> list[tuple[int, int]]:
 def set_unreadable(core: EngineCore, slot: int, topic_id: int, records: int, size: int) -> None:
     """Say how many of a topic's live records, and of their bytes, the disk has damaged."""
 
+def owed_begins(core: EngineCore, slot: int) -> None:
+    """What a topic's rows wait for is tried again: none of them has missed it yet."""
+
+def owed_ends(core: EngineCore, slot: int) -> None:
+    """It has been tried: readers have again what has not missed it."""
+
 def missed(core: EngineCore) -> int:
     """How many records, or whole rows, deletes by tag could not look at, ever."""
 

@@ -12,13 +12,13 @@ from topicsd._native.atomics cimport add_64, load_acquire_32, load_acquire_64, l
 from topicsd._native.cold_window cimport ColdWindows, cold_window_put, cold_windows_new
 from topicsd._native.engine_core cimport EngineCore
 from topicsd._native.layout cimport (
-    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, ROW_DAMAGED, ROW_HOLES, SEGMENT_FILES_MAX, SEGMENT_HOT, SUSPECT_MET, UNREADABLE_BYTES_BITS,
-    index_entry, segment_body, segment_file, segment_row, topic_slot,
+    INDEX_DELETED, INDEX_HOLE, LOSS_CORRUPT, ROW_DAMAGED, ROW_HOLES, ROW_MISSED, ROW_OWES, ROW_STORED, SEGMENT_FILES_MAX, SEGMENT_HOT, SUSPECT_MET,
+    UNREADABLE_BYTES_BITS, index_entry, segment_body, segment_file, segment_row, topic_slot,
 )
 from topicsd._native.regions cimport Regions, Shared
 from topicsd._native.sealed cimport (
-    ROW_LOST, SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_let_go, row_marked, rows_of_view, sealed_changed, sealed_entries, sealed_mended,
-    sealed_open, sealed_tell, sealed_turn, segment_file_dropped,
+    ROW_LOST, SEGMENT_KIND_COLD, Rows, Sealed, row_at, row_flag, row_let_go, row_marked, rows_of_topic, rows_of_view, sealed_changed,
+    sealed_entries, sealed_mended, sealed_open, sealed_tell, sealed_turn, segment_file_dropped,
 )
 from topicsd._native.sealed cimport row_of as row_in
 from topicsd._native.table cimport TopicView, slot_lock, slot_unlock, view_still, view_take
@@ -33,6 +33,7 @@ cdef enum:
     TRIES = 16
     FLAG_DELETED = 0xD5
     LOOK = 64
+    DEAD_ROW = 0               # no file has this number
 
 
 def listed(Shared shared not None):
@@ -198,6 +199,7 @@ def tally(Shared shared not None):
 
 cdef void _body(const Regions *regions, const segment_row *row, segment_body *out) noexcept nogil:
     out.row = row[0]
+    out.row.flags &= ROW_STORED
     memset(&out.file, 0, sizeof(segment_file))
     if row.file and row.file < SEGMENT_FILES_MAX:
         out.file = regions.segment_files[row.file]
@@ -239,7 +241,7 @@ cdef list _of_slot(const Regions *regions, uint32_t slot, uint32_t file):
 
 
 cdef uint64_t _next_slot(const Regions *regions, uint64_t slot, uint64_t high, uint32_t file) noexcept nogil:
-    """The first slot from `slot` on that seems to have a row of the file; `high` for none."""
+    """The first slot from `slot` on that seems to have a row of the file (DEAD_ROW: one of which nothing is left); `high` for none."""
     cdef TopicView view
     cdef Rows rows
     cdef uint32_t number
@@ -247,7 +249,7 @@ cdef uint64_t _next_slot(const Regions *regions, uint64_t slot, uint64_t high, u
         if load_relaxed_64(&regions.table[slot].topic_id) and load_relaxed_64(&regions.table[slot].sealed_through):
             if view_take(regions, <uint32_t>slot, &view) == 0 and rows_of_view(regions, &view, &rows) == 0:
                 for number in range(rows.count):
-                    if rows.at[number].file == file:
+                    if _is_dead(&rows.at[number]) if file == DEAD_ROW else rows.at[number].file == file:
                         return slot
         slot += 1
     return high
@@ -290,21 +292,6 @@ cdef inline bint _is_dead(const segment_row *row) noexcept nogil:
     return row.file != 0 and row.live == 0 and not row.flags & (ROW_HOLES | ROW_DAMAGED | <uint32_t>ROW_LOST)
 
 
-cdef uint64_t _next_dead(const Regions *regions, uint64_t slot, uint64_t high) noexcept nogil:
-    """The first slot from `slot` on that seems to have a dead row; `high` for none."""
-    cdef TopicView view
-    cdef Rows rows
-    cdef uint32_t number
-    while slot < high:
-        if load_relaxed_64(&regions.table[slot].topic_id) and load_relaxed_64(&regions.table[slot].sealed_through):
-            if view_take(regions, <uint32_t>slot, &view) == 0 and rows_of_view(regions, &view, &rows) == 0:
-                for number in range(rows.count):
-                    if _is_dead(&rows.at[number]):
-                        return slot
-        slot += 1
-    return high
-
-
 cdef list _dead_of(const Regions *regions, uint32_t slot):
     """The dead rows of one topic; [] when the ground moved too often."""
     cdef TopicView view
@@ -332,7 +319,7 @@ def dead_rows(Shared shared not None):
     cdef list out = []
     while True:
         with nogil:
-            slot = _next_dead(&shared.r, slot, high)
+            slot = _next_slot(&shared.r, slot, high, DEAD_ROW)
         if slot == high:
             return out
         out += _dead_of(&shared.r, <uint32_t>slot)
@@ -465,7 +452,7 @@ def replace(EngineCore core not None, uint32_t slot, bytes body not None, uint32
     slot_lock(topic)
     row.file = number
     row.data_at, row.index_at, row.tags_at = made.row.data_at, made.row.index_at, made.row.tags_at
-    row.flags, row.deleted = made.row.flags, 0
+    row.flags, row.deleted = made.row.flags | row.flags & ~ROW_STORED, 0
     slot_unlock(topic)
     if old:
         segment_file_dropped(regions, old)
@@ -494,6 +481,27 @@ def set_unreadable(EngineCore core not None, uint32_t slot, uint64_t topic_id, u
     records = min(records, (<uint64_t>1 << (64 - UNREADABLE_BYTES_BITS)) - 1)
     if topic.topic_id == topic_id:
         leave_out(&core.core, topic, records << UNREADABLE_BYTES_BITS | min(size, most))
+
+
+def owed_begins(EngineCore core not None, uint32_t slot):
+    """What a topic's rows wait for is tried again: none of them has missed it yet."""
+    _flag_rows(core, slot, ROW_MISSED, ROW_MISSED)
+
+
+def owed_ends(EngineCore core not None, uint32_t slot):
+    """It has been tried: readers have again what has not missed it."""
+    _flag_rows(core, slot, ROW_OWES | ROW_MISSED, ROW_OWES)
+
+
+cdef void _flag_rows(EngineCore core, uint32_t slot, uint32_t looked_at, uint32_t which) noexcept:
+    """Take the flags `which` from rows that have them and no other of `looked_at`."""
+    cdef topic_slot *topic = &core.core.regions.table[slot]
+    cdef Rows rows
+    cdef uint32_t number
+    rows_of_topic(core.core.regions, topic, &rows)
+    for number in range(rows.count):
+        if rows.at[number].flags & looked_at == which:
+            row_flag(core.core.regions, topic, <segment_row *>&rows.at[number], 0, which)
 
 
 def missed(EngineCore core not None):

@@ -1091,6 +1091,15 @@ def test_there_is_no_snapshot_of_a_log_that_is_never_synced(engine: Library, mon
     assert not list((Path(engine.directory) / "meta").glob("snapshot-*"))
 
 
+def let_log_go(engine: Library) -> None:
+    """Write some files of the log that nobody needs any more."""
+    for _ in range(200):
+        engine.append("t", values("x" * 2000))
+    engine.seal("t")
+    engine.checkpoint()
+    engine.checkpoint()
+
+
 @pytest.mark.parametrize("left", ["nothing", "the mount point", "another archive"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_an_archive_that_goes_away_gets_no_log_file_until_it_is_back(
@@ -1100,14 +1109,7 @@ def test_an_archive_that_goes_away_gets_no_log_file_until_it_is_back(
     engine = Library(str(tmp_path / "data"), clock, file_bytes=LOG_FILE_BYTES, archive=archive)
     engine.put("t")
 
-    def let_go() -> None:
-        for _ in range(200):
-            engine.append("t", values("x" * 2000))
-        engine.seal("t")
-        engine.checkpoint()
-        engine.checkpoint()
-
-    let_go()
+    let_log_go(engine)
     first = {path.name for path in archive.rglob("*.log")}
     assert first and engine.store.figures.get("archive_away") == 0
     archive.rename(away)
@@ -1120,7 +1122,7 @@ def test_an_archive_that_goes_away_gets_no_log_file_until_it_is_back(
     before = {path.name for path in Path(engine.directory).rglob("*.log")}
     capsys.readouterr()
     for _ in range(3):
-        let_go()
+        let_log_go(engine)
     assert list(archive.rglob("*.log")) == [] and archive.exists() == (left != "nothing")
     assert before <= {path.name for path in Path(engine.directory).rglob("*.log")}
     assert engine.store.figures.get("archive_away") == 1 and engine.store.figures.get("files_undone") >= 3
@@ -1178,14 +1180,7 @@ def test_an_archive_that_is_not_remembered_is_taken_as_it_is(tmp_path: Path, clo
     engine.put("t")
     memory = Path(engine.directory) / "meta" / "log-archive"
 
-    def let_go() -> None:
-        for _ in range(200):
-            engine.append("t", values("x" * 2000))
-        engine.seal("t")
-        engine.checkpoint()
-        engine.checkpoint()
-
-    let_go()
+    let_log_go(engine)
     before = len(list(archive.rglob("*.log")))
     assert before
     (archive / "topicsd-archive.json").unlink()
@@ -1195,7 +1190,7 @@ def test_an_archive_that_is_not_remembered_is_taken_as_it_is(tmp_path: Path, clo
     else:
         memory.unlink()
     engine.kill()
-    let_go()
+    let_log_go(engine)
     assert len(list(archive.rglob("*.log"))) > before and engine.store.figures.get("files_undone") == 0
     assert json.loads(memory.read_bytes())["id"] == json.loads((archive / "topicsd-archive.json").read_bytes())["id"]
 

@@ -768,6 +768,8 @@ def test_what_is_deleted_while_its_file_is_away_does_not_come_back_with_the_file
     library.engine.owed.tick()
     for path, raw in away.items():
         path.write_bytes(raw)
+    assert lost(library, "t") == set(range(1, RECORDS + 1)), "nothing of it is read before what is owed is done"
+    assert library.read_all("other")[0] or what != "pack"
     library.clock.advance(LOOK_MS)
     library.engine.tick()
     for again in (lambda: None, library.checkpoint, library.kill, library.stop):

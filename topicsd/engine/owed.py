@@ -2,7 +2,8 @@
 
 What was deleted must not come back when the index is made again, or with a file that is put back. So such a delete is kept, and done once more
 whenever a row of its topic comes to lead into another file, at a start, and when a file that somebody has found damaged is not what it was; doing it
-twice changes nothing. Its DELETE frame is in the log; a snapshot keeps it in a section of its own.
+twice changes nothing. Of a row that could not be opened nothing is read until then (ROW_OWES of layout.h). Its DELETE frame is in the log; a
+snapshot keeps it in a section of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from topicsd.engine.engine import Engine
 
 log = structlog.get_logger("engine")
-LOOK_MS = 100  # at files that are damaged, while a delete is owed: who puts one back sees what was deleted for at most about so long
+LOOK_MS = 100  # at files that are damaged, while a delete is owed: a row that owes one is read again at most about so long after its file is back
 
 
 class Owed:
@@ -63,15 +64,23 @@ class Owed:
             )
 
     def again(self, slot: int) -> None:
-        """A row of this topic leads into another file: do what could not be done in the old one."""
-        for deletion in self.by_topic.pop(self.engine.sequencer.topic(slot)["topic_id"], []):
-            self.delete(slot, deletion)
+        """A row of this topic leads into another file, or its file may be another: do what could not be done. Then readers have it again."""
+        sequencer = self.engine.sequencer
+        owed = self.by_topic.pop(sequencer.topic(slot)["topic_id"], [])
+        if owed:
+            upkeep.owed_begins(sequencer, slot)
+            for deletion in owed:
+                self.delete(slot, deletion)
+            upkeep.owed_ends(sequencer, slot)
 
     def again_all(self) -> None:
         """Do what can be done by now of all that is owed."""
         for topic_id in list(self.by_topic):
-            if topic_id in self.slots:
-                self.again(self.slots[topic_id])
+            slot = self.slots.get(topic_id)
+            if slot is None or self.engine.sequencer.topic(slot)["topic_id"] != topic_id:
+                self.forget(topic_id)
+            else:
+                self.again(slot)
 
     def tick(self) -> None:
         """Do it once more when a file that was damaged, or away, is another now, or sound."""
